@@ -63,7 +63,7 @@ class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_def
     req_id: str
 
 
-class Load(Request, tag="LOAD"):
+class Load(Request, tag="LOAD", kw_only=True):
     artifact_path: str
     artifact_digest: str
     """`sha256:` and 64 hex digits."""
@@ -77,7 +77,7 @@ class EmbedItem(msgspec.Struct, forbid_unknown_fields=True):
     n_tokens: Count
 
 
-class EmbedBatch(Request, tag="EMBED_BATCH"):
+class EmbedBatch(Request, tag="EMBED_BATCH", kw_only=True):
     """+ one raw frame: the items' ids, one behind the other."""
 
     model_ref: str
@@ -90,7 +90,7 @@ class Candidate(msgspec.Struct, forbid_unknown_fields=True):
     n_tokens: Count
 
 
-class Rerank(Request, tag="RERANK"):
+class Rerank(Request, tag="RERANK", kw_only=True):
     """+ one raw frame: the query's ids, then the candidates'. The worker builds the pairs (D10)."""
 
     model_ref: str
@@ -98,7 +98,7 @@ class Rerank(Request, tag="RERANK"):
     candidates: list[Candidate]
 
 
-class Generate(Request, tag="GENERATE"):
+class Generate(Request, tag="GENERATE", kw_only=True):
     """+ one raw frame: the prompt's ids (its length gives their number)."""
 
     model_ref: str
@@ -106,11 +106,11 @@ class Generate(Request, tag="GENERATE"):
     grammar: str | None = None
 
 
-class Unload(Request, tag="UNLOAD"):
+class Unload(Request, tag="UNLOAD", kw_only=True):
     model_ref: str
 
 
-class Ping(Request, tag="PING"):
+class Ping(Request, tag="PING", kw_only=True):
     pass
 
 
@@ -162,7 +162,7 @@ class DecodeStart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     reuse: Reuse | None = None
 
 
-class Decode(Request, tag="DECODE"):
+class Decode(Request, tag="DECODE", kw_only=True):
     """One bounded quantum over the resident sequences. + one raw frame: the started prompts' ids (may be empty).
 
     The quantum ends after `max_steps` steps or when `target_ms` have passed, whichever is first; it always makes
@@ -194,7 +194,7 @@ class ModelFile(msgspec.Struct, forbid_unknown_fields=True):
     cache_dir: str
 
 
-class Ingest(Request, tag="INGEST"):
+class Ingest(Request, tag="INGEST", kw_only=True):
     """Digest the file, read its header, build and probe its tokenizer, compile its template; cache all by digest."""
 
     raw: Literal[0] = 0
@@ -202,7 +202,7 @@ class Ingest(Request, tag="INGEST"):
     cache_dir: str
 
 
-class Tokenize(Request, tag="TOKENIZE"):
+class Tokenize(Request, tag="TOKENIZE", kw_only=True):
     """+ one raw frame: the texts' UTF-8 bytes, one behind the other, as long as `lengths` says."""
 
     raw: Literal[1] = 1
@@ -212,7 +212,7 @@ class Tokenize(Request, tag="TOKENIZE"):
     parse_special: bool
 
 
-class Render(Request, tag="RENDER"):
+class Render(Request, tag="RENDER", kw_only=True):
     """Render a chat and tokenize it. + one raw frame: JSON {messages, tools?, add_generation_prompt, extras?}."""
 
     raw: Literal[1] = 1
@@ -224,7 +224,7 @@ class Render(Request, tag="RENDER"):
     """Special-token text inside message contents stays text, where that provably can be done."""
 
 
-class CheckGrammar(Request, tag="CHECK_GRAMMAR"):
+class CheckGrammar(Request, tag="CHECK_GRAMMAR", kw_only=True):
     """Can this grammar be honoured in full? + one raw frame: its UTF-8 text. No → ERR invalid_request (G1)."""
 
     raw: Literal[1] = 1
@@ -275,42 +275,42 @@ class Measured(msgspec.Struct, kw_only=True):
     """What harden.py could arm: feature → "on" or why not."""
 
 
-class Loaded(Reply, tag="LOADED"):
+class Loaded(Reply, tag="LOADED", kw_only=True):
     model_ref: str
     dims: int
     cold_load_ms: float
     measured: Measured = msgspec.field(default_factory=Measured)
 
 
-class Vectors(Reply, tag="VECTORS"):
+class Vectors(Reply, tag="VECTORS", kw_only=True):
     """+ one raw frame: f32[n, dims]."""
 
     dims: Count
     n: Count
 
 
-class Scores(Reply, tag="SCORES"):
+class Scores(Reply, tag="SCORES", kw_only=True):
     """+ one raw frame: f32, one for each candidate."""
 
 
-class Text(Reply, tag="TEXT"):
+class Text(Reply, tag="TEXT", kw_only=True):
     text: str
     n_prompt: Count
     n_gen: Count
     finish_reason: str
 
 
-class Unloaded(Reply, tag="UNLOADED"):
+class Unloaded(Reply, tag="UNLOADED", kw_only=True):
     pass
 
 
-class Pong(Reply, tag="PONG"):
+class Pong(Reply, tag="PONG", kw_only=True):
     rss_mb: float
     models_loaded: int
     placement_share: float | None = None
 
 
-class Err(Reply, tag="ERR"):
+class Err(Reply, tag="ERR", kw_only=True):
     code: str
     msg: str
 
@@ -348,7 +348,7 @@ class SequenceProgress(msgspec.Struct, kw_only=True):
     error: SequenceError | None = None
 
 
-class Decoded(Reply, tag="DECODED"):
+class Decoded(Reply, tag="DECODED", kw_only=True):
     raw: int = 0
     sequences: list[SequenceProgress] = []
     steps: int = 0
@@ -394,19 +394,19 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     """The tool call form that the template teaches and we can parse (D13)."""
 
 
-class Ingested(Reply, tag="INGESTED"):
+class Ingested(Reply, tag="INGESTED", kw_only=True):
     raw: int = 0
     info: ModelInfo
 
 
-class Tokenized(Reply, tag="TOKENIZED"):
+class Tokenized(Reply, tag="TOKENIZED", kw_only=True):
     """+ one raw frame: the texts' ids, one behind the other, as many as `counts` says."""
 
     raw: int = 1
     counts: list[int]
 
 
-class Rendered(Reply, tag="RENDERED"):
+class Rendered(Reply, tag="RENDERED", kw_only=True):
     """+ one raw frame: the prompt's ids."""
 
     raw: int = 1
@@ -415,7 +415,7 @@ class Rendered(Reply, tag="RENDERED"):
     injection_closed: bool = False
 
 
-class GrammarChecked(Reply, tag="GRAMMAR_CHECKED"):
+class GrammarChecked(Reply, tag="GRAMMAR_CHECKED", kw_only=True):
     raw: int = 0
 
 
