@@ -1,0 +1,1 @@
+"""The ONNX engine: sentence encoders through onnxruntime, ids in, vectors out."""
