@@ -1,7 +1,7 @@
 """The HTTP client for upstream servers: one connection for each request, and a clear line between sent and not sent.
 
 No redirects, no proxy from the environment, no cookies, no retry, no decompression, and no deadline but the one for
-connecting. A connection is never used twice: bytes that a server sends behind its answer can reach nobody else's request.
+connecting. A connection is never used twice: what a server sends behind its answer can reach nobody else's request.
 """
 
 from __future__ import annotations
