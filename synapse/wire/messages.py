@@ -255,6 +255,10 @@ class Measured(msgspec.Struct, kw_only=True):
     ranking_head: bool = False
     parallel: int = 1
     """Sequences that may be resident at once."""
+    cells: int = 0
+    """KV cells that all resident sequences share, parked ones too; 0: each has `context` of its own."""
+    max_texts: int = 0
+    """Texts or candidates that one unit may hold; 0: as many as the module likes."""
     threads: int = 1
     decode: bool = False
     """The worker knows DECODE."""
