@@ -23,6 +23,12 @@ CAPABILITIES = (
 )
 """All ten, in the order in which every served model lists them (D2)."""
 
+SEMANTIC_TASKS = {name: name for name in CAPABILITIES} | {
+    "image_generation": "text_to_image",
+    "audio_transcription": "speech_to_text",
+}
+"""Semantic task by capability (C5)."""
+
 
 class Available(msgspec.Struct, tag="available", tag_field="state", frozen=True):
     pass

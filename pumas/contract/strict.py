@@ -1,0 +1,167 @@
+"""Strict JSON (decision C2): what RFC 8259 allows and two readers could understand differently is refused.
+
+msgspec checks the grammar, UTF-8, surrogates and number ranges. Around it, on the text with its strings taken out:
+nesting and size before anything is built, and keys given twice by comparing the keys that the text holds with those
+that came out. Everything is linear and made of a few C-speed passes; a body of 32 MiB takes about a tenth of a second,
+so large ones belong into a thread (`is_large`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pumas.contract.errors import ContractError, over_limit
+from pumas.contract.limits import MAX_JSON_DEPTH, MAX_JSON_MEMBERS, MAX_JSON_VALUES, MAX_REQUEST_BYTES, MAX_REQUEST_ID
+
+LARGE_BYTES = 128 * 1024
+"""From here on decoding takes longer than handing it to a thread does."""
+
+_REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_REQUEST_ID}}}", re.A)
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_TOKEN = re.compile(rb'"[^"]*+"[ \t\r\n]*+(:)?|[{}\[\]]')
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_EXPONENT = re.compile(rb"(?<=[0-9])[eE][+-]?[0-9]++")
+_LONG_INTEGER = re.compile(rb"(?<![0-9.])[1-9][0-9]{299,}+")
+
+
+def is_large(size: int) -> bool:
+    """Whether a body of `size` bytes should be decoded and resolved in a thread instead of on the event loop."""
+    return size >= LARGE_BYTES
+
+
+def valid_request_id(value: object) -> str | None:
+    """`value`, if it is a valid request ID (contract, Request grammar)."""
+    return value if isinstance(value, str) and _REQUEST_ID.fullmatch(value) else None
+
+
+def load(body: bytes, limit: int = MAX_REQUEST_BYTES) -> Any:
+    """Decode a request body.
+
+    Raises: ContractError: request_limit (bytes, values, members) or invalid_request, its `request_id` set where the
+        body was JSON by RFC 8259 and holds one valid top-level request_id (below the 128th level nothing is read).
+    """
+    if len(body) > limit:
+        raise over_limit("request body", len(body), limit, "bytes")
+    clean = _mask_escapes(body)
+    depth, members = _measure(clean)
+    if depth > MAX_JSON_DEPTH:
+        message = f"JSON is nested {depth} levels deep, over the limit of {MAX_JSON_DEPTH}"
+        raise _refusal(message, _cut_deep(body, clean))
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _refusal(f"body is not strict JSON: {error}", _loosen(clean)) from None
+    if _count_members(value) != members:
+        key = next(key for _, key, seen in _keys(body, clean) if seen)
+        raise _refusal(f"key `{key[:64]}` is given twice in one object", body)
+    return value
+
+
+def _refusal(message: str, readable: bytes) -> ContractError:
+    """`readable`: the body, made readable where it was JSON but not strict; its request_id is echoed (C1)."""
+    error = ContractError("invalid_request", message)
+    try:
+        value = msgspec.json.decode(readable)
+    except (msgspec.DecodeError, RecursionError):
+        return error
+    if isinstance(value, dict):
+        given = sum(depth == 1 and key == "request_id" for depth, key, _ in _keys(readable, _mask_escapes(readable)))
+        error.request_id = valid_request_id(value.get("request_id")) if given == 1 else None
+    return error
+
+
+def _mask_escapes(body: bytes) -> bytes:
+    r"""The body with every `\\` and `\"` replaced by two tildes, so that each quote left begins or ends a string.
+
+    Positions stay. Pairs are taken from the left, so a run of backslashes is split as JSON splits it. A masked string
+    is valid where the original was, and never a valid request ID.
+    """
+    if b"\\" not in body:
+        return body
+    return body.replace(b"\\\\", b"~~").replace(b'\\"', b"~~")
+
+
+def _measure(clean: bytes) -> tuple[int, int]:
+    """Nesting and number of members, exact for valid JSON, before anything is built.
+
+    Raises: ContractError: request_limit for more values or members than the limits allow.
+    """
+    if clean.count(b'"') > 2 * (MAX_JSON_VALUES + MAX_JSON_MEMBERS):
+        raise over_limit("JSON values", clean.count(b'"') // 2, MAX_JSON_VALUES, "values")
+    outside = b"".join(clean.split(b'"')[::2])
+    values = outside.count(b",") + outside.count(b"{") + outside.count(b"[") + 1
+    if values > MAX_JSON_VALUES:
+        raise over_limit("JSON values", values, MAX_JSON_VALUES, "values")
+    members = outside.count(b":")
+    if members > MAX_JSON_MEMBERS:
+        raise over_limit("JSON members", members, MAX_JSON_MEMBERS, "members")
+    brackets = outside.translate(None, _NOT_BRACKETS)
+    if not brackets:
+        return 0, members
+    return int(_depths(np.frombuffer(brackets, np.uint8)).max()), members
+
+
+def _depths(brackets: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """Depth behind each bracket. `[`, `{` are 0x5b, 0x7b; `]`, `}` 0x5d, 0x7d: bit 2 tells them apart."""
+    return np.cumsum(1 - ((brackets & 4) >> 1).astype(np.int8), dtype=np.int32)
+
+
+def _count_members(value: Any) -> int:
+    """Members of all objects in a decoded value."""
+    count, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        if type(item) is dict:
+            count += len(item)
+            stack.extend(child for child in item.values() if type(child) in (dict, list))
+        elif type(item) is list:
+            stack.extend(child for child in item if type(child) in (dict, list))
+    return count
+
+
+def _keys(body: bytes, clean: bytes) -> Any:
+    """Every key of valid JSON in order: (depth of its object, key, whether its object had it already)."""
+    objects: list[set[str]] = []
+    for token in _TOKEN.finditer(clean):
+        first = clean[token.start()]
+        if first == 0x22:
+            if token[1]:
+                key = msgspec.json.decode(body[token.start() : clean.index(b'"', token.start() + 1) + 1], type=str)
+                yield len(objects), key, key in objects[-1]
+                objects[-1].add(key)
+        elif first in b"[{":
+            objects.append(set())
+        elif objects:
+            objects.pop()
+
+
+def _loosen(clean: bytes) -> bytes:
+    """The text with what strict reading refuses and the grammar allows made harmless: surrogates, huge numbers."""
+    pieces = _SURROGATE.sub(b"~~~~~~", clean).split(b'"')
+    outside = b'"'.join(pieces[::2])
+    pieces[::2] = _EXPONENT.sub(b"", _LONG_INTEGER.sub(b"1", outside)).split(b'"')
+    return b'"'.join(pieces)
+
+
+def _cut_deep(body: bytes, clean: bytes) -> bytes:
+    """The text with everything below the deepest allowed level replaced by 0; unbalanced text stays unreadable."""
+    text = np.frombuffer(clean, np.uint8)
+    inside = np.cumsum(text == 0x22, dtype=np.uint8) & 1
+    at = np.flatnonzero(((text | 0x20) == 0x7B) | ((text | 0x20) == 0x7D))
+    at = at[inside[at] == 0]
+    depths = _depths(text[at])
+    opens = (text[at] & 4) == 0
+    starts = at[opens & (depths == MAX_JSON_DEPTH + 1)].tolist()
+    ends = at[~opens & (depths == MAX_JSON_DEPTH)].tolist()
+    if len(starts) != len(ends) or depths[-1] != 0:
+        return b""
+    pieces, position = [], 0
+    for start, end in zip(starts, ends, strict=True):
+        pieces += [clean[position:start], b"0"]
+        position = end + 1
+    return _loosen(b"".join([*pieces, clean[position:]]))
