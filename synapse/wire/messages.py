@@ -424,7 +424,18 @@ class GrammarChecked(Reply, tag="GRAMMAR_CHECKED", kw_only=True):
 
 
 AnyRequest = (
-    Load | EmbedBatch | Rerank | Generate | Unload | Ping | Shutdown | Decode | Ingest | Tokenize | Render | CheckGrammar
+    Load
+    | EmbedBatch
+    | Rerank
+    | Generate
+    | Unload
+    | Ping
+    | Shutdown
+    | Decode
+    | Ingest
+    | Tokenize
+    | Render
+    | CheckGrammar
 )
 AnyReply = (
     Loaded
@@ -440,4 +451,3 @@ AnyReply = (
     | Rendered
     | GrammarChecked
 )
-

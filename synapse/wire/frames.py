@@ -1,0 +1,83 @@
+"""Framing: a u32 little-endian payload length, then the payload.
+
+`FrameReader` lends its buffer to the transport, which receives straight into it, so a payload is copied once: from the
+kernel. It never asks for a byte beyond the current frame. Memory follows the bytes that came, not the length that was
+claimed: a control frame's buffer grows with what it holds, a raw frame's is committed page by page as it fills. # P10
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+
+PREFIX = struct.Struct("<I")
+_FIRST_STEP_BYTES = 16 * 1024
+_LAZY_FROM_BYTES = 256 * 1024
+
+
+class FrameReader:
+    """Reads one frame at a time: `prefix` first, then, once `expect` has accepted its length, the payload."""
+
+    def __init__(self) -> None:
+        self._prefix = bytearray(PREFIX.size)
+        self._payload: bytearray | memoryview | None = None
+        self._length = 0
+        self._filled = 0
+
+    @property
+    def started(self) -> bool:
+        """Some but not all bytes of a frame are here."""
+        return self._filled > 0 or self._payload is not None
+
+    @property
+    def length(self) -> int | None:
+        """The payload length as the peer claims it, once the prefix is here and until `expect` accepts it."""
+        if self._payload is None and self._filled == PREFIX.size:
+            return int(PREFIX.unpack(self._prefix)[0])
+        return None
+
+    def expect_control(self) -> None:
+        """Accept the claimed length for a control frame: its buffer grows with what arrives."""
+        self._begin(lazily=False)
+
+    def expect_raw(self) -> None:
+        """Accept the claimed length for a raw frame: one buffer of the final size that nobody copies again."""
+        self._begin(lazily=True)
+
+    def _begin(self, lazily: bool) -> None:
+        length = self.length
+        assert length is not None
+        self._length, self._filled = length, 0
+        if not lazily:
+            self._payload = bytearray(min(length, _FIRST_STEP_BYTES))
+        elif length < _LAZY_FROM_BYTES:
+            self._payload = memoryview(bytearray(length))
+        else:
+            # bytearray(n) would touch every page; an anonymous mapping costs memory only where bytes arrive.
+            self._payload = memoryview(mmap.mmap(-1, length))
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes belong: never empty, never beyond the current frame.
+
+        Must not be called while a length waits for its acceptance or a payload is complete.
+        """
+        if self._payload is None:
+            return memoryview(self._prefix)[self._filled :]
+        if isinstance(self._payload, bytearray) and self._filled == len(self._payload):
+            self._payload.extend(bytes(min(len(self._payload), self._length - self._filled)))
+        return memoryview(self._payload)[self._filled :]
+
+    def buffer_filled(self, count: int) -> None:
+        self._filled += count
+
+    def take(self) -> memoryview | None:
+        """The payload, once it is complete; the reader then begins the next frame."""
+        if self._payload is None or self._filled < self._length:
+            return None
+        payload, self._payload, self._filled = self._payload, None, 0
+        return memoryview(payload)[: self._length]
+
+
+def prefix(length: int) -> bytes:
+    """The four bytes before a payload of this length."""
+    return PREFIX.pack(length)
