@@ -48,7 +48,17 @@ class Limits:
     max_queue_s: float = 10.0
     """How long a request waits for its turn unless it says otherwise (D11)."""
     grammar_bytes: int = 256 * 1024
+    text_s: float = 15.0
+    """Deadline of a request to a text process, opening the model included; CPU time has tighter bounds of its own."""
+    text_s_per_mb: float = 10.0
+    """... and for each megabyte of text."""
+    ingest_base_s: float = 120.0
+    ingest_s_per_100_mb: float = 2.0
 
     def load_s(self, size_bytes: int) -> float:
         """The deadline of LOAD for an artifact of this size, in seconds."""
         return self.load_base_s + self.load_s_per_100_mb * size_bytes / 100e6
+
+    def ingest_s(self, size_bytes: int) -> float:
+        """The deadline of INGEST for a file of this size, in seconds."""
+        return self.ingest_base_s + self.ingest_s_per_100_mb * size_bytes / 100e6
