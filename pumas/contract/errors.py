@@ -69,7 +69,9 @@ class ContractError(Exception):
 def over_limit(name: str, value: float, limit: float, unit: str = "", *, field: str | None = None) -> ContractError:
     """The refusal of something over a bound: names the bound and the request's value."""
     behind = f" {unit}" if unit else ""
-    return ContractError("request_limit", f"{name} is {value:.15g}, over the limit of {limit:.15g}{behind}", field=field)
+    return ContractError(
+        "request_limit", f"{name} is {value:.15g}, over the limit of {limit:.15g}{behind}", field=field
+    )
 
 
 def invalid(message: str, field: str | None = None) -> ContractError:

@@ -51,7 +51,9 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 TRANSCRIPTION_TOKENS = 512
 
 MAX_INPUT_COUNT = 2048
-"""Texts or documents of one request to a local lane; fewer where the answer could not fit (see descriptors)."""
+"""Texts or documents of one request to a local lane; fewer where the answer could not fit (`describe.max_inputs`)."""
+MAX_FLOAT_TEXT = 17
+"""Bytes of one float32 in JSON, its comma included, at most."""
 MAX_PROMPT_CHARACTERS = 4_000
 """Prompt of the image adapter."""
 MAX_MESSAGE_BYTES = 8 * 1024
@@ -87,8 +89,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit("image_pixels", MAX_IMAGE_PIXELS, "pixels", "request_limit", _CONTRACT),
     Limit("width", MAX_IMAGE_SIDE, "pixels", "request_limit", _CONTRACT),
     Limit("height", MAX_IMAGE_SIDE, "pixels", "request_limit", _CONTRACT),
-    Limit("message_count", MAX_MEDIA_MESSAGES, "messages with an image or audio request", "request_limit", _CONTRACT),
-    Limit("content_parts", MAX_MEDIA_PARTS, "parts of all messages or items", "request_limit", _CONTRACT),
+    Limit("message_count", MAX_MEDIA_MESSAGES, "messages, where one has media", "request_limit", _CONTRACT),
+    Limit("content_parts", MAX_MEDIA_PARTS, "parts of all messages, where one is media", "request_limit", _CONTRACT),
     Limit("audio_count", MAX_CLIPS, "clips", "request_limit", _CONTRACT),
     Limit("total_audio_bytes", MAX_TOTAL_AUDIO_BYTES, "bytes", "request_limit", _CONTRACT),
     Limit("audio_seconds", MAX_AUDIO_SECONDS, "seconds of one clip", "request_limit", _CONTRACT),

@@ -10,7 +10,7 @@ import re
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -18,15 +18,22 @@ import numpy as np
 from pumas.contract import limits
 from pumas.contract.errors import invalid, over_limit
 
+ImageEncoding = Literal["png", "jpeg"]
+AudioEncoding = Literal["pcm_s16le", "pcm_f32le"]
+
 
 class ImagePayload(Protocol):
     @property
-    def encoding(self) -> str: ...
+    def encoding(self) -> ImageEncoding: ...
     @property
     def data_base64(self) -> str: ...
 
 
-class AudioPayload(ImagePayload, Protocol):
+class AudioPayload(Protocol):
+    @property
+    def encoding(self) -> AudioEncoding: ...
+    @property
+    def data_base64(self) -> str: ...
     @property
     def sample_rate_hz(self) -> int: ...
     @property
@@ -38,7 +45,7 @@ class AudioPayload(ImagePayload, Protocol):
 class Image(msgspec.Struct, frozen=True):
     """A checked image: the bytes are what `encoding` says, and within the bounds."""
 
-    encoding: str
+    encoding: ImageEncoding
     data: bytes
     width: int
     height: int
@@ -47,7 +54,7 @@ class Image(msgspec.Struct, frozen=True):
 class Clip(msgspec.Struct, frozen=True):
     """Checked PCM, little-endian; `sample_count` is frames per channel."""
 
-    encoding: str
+    encoding: AudioEncoding
     sample_rate_hz: int
     channels: int
     sample_count: int
@@ -60,7 +67,8 @@ def decode_base64(text: str, field: str) -> bytes:
         data = binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
     except (binascii.Error, UnicodeEncodeError):
         raise invalid(f"{field} is not canonical padded base64", field) from None
-    if len(text) % 4 or (data and binascii.b2a_base64(data[-(len(data) % 3 or 3) :], newline=False).decode() != text[-4:]):
+    last = data[-(len(data) % 3 or 3) :] if data else b""
+    if len(text) % 4 or binascii.b2a_base64(last, newline=False).decode() != text[-4:]:
         raise invalid(f"{field} is not canonical padded base64", field)
     return data
 
@@ -173,9 +181,8 @@ def _check_clip(field: str, clip: AudioPayload) -> Clip:
         raise invalid(f"data_base64 of {field} holds {size} bytes, but its sample count asks for {expected}", field)
     data = decode_base64(clip.data_base64, f"{field}.data_base64")
     if clip.encoding == "pcm_f32le":
-        samples = np.frombuffer(data, "<f4")
-        if not bool((np.abs(samples) <= 1.0).all()):  # NaN compares false
+        with np.errstate(invalid="ignore"):  # NaN compares false, a signalling one with a warning
+            inside = np.abs(np.frombuffer(data, "<f4")) <= 1.0
+        if not inside.all():
             raise invalid(f"a sample of {field} is not a finite number in [-1, 1]", field)
     return Clip(clip.encoding, clip.sample_rate_hz, clip.channels, clip.sample_count, data)
-
-

@@ -16,7 +16,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from pumas.contract.descriptors import CAPABILITIES, SEMANTIC_TASKS
 from pumas.contract.errors import ContractError
-from pumas.contract.limits import CONTRACT_VERSION, MAX_MODEL_BYTES, MAX_PROFILE
+from pumas.contract.limits import CONTRACT_VERSION
+from pumas.contract.media import AudioEncoding, ImageEncoding
+from pumas.contract.names import check_model_name, check_profile_name
 from pumas.contract.strict import load, valid_request_id
 
 OUTPUTS = (
@@ -33,14 +35,9 @@ Output = Literal[
     "text", "embeddings_float32", "png_base64", "decisions", "relevance_scores", "labels", "pcm_s16le", "pcm_f32le"
 ]
 Language = Literal["en", "de", "fr", "it", "es", "pt", "el", "nl", "pl", "vi", "zh", "ar", "ja", "ko"]
-ImageEncoding = Literal["png", "jpeg"]
-AudioEncoding = Literal["pcm_s16le", "pcm_f32le"]
-
-_PROFILE = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_PROFILE}}}", re.A)
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Base of every request record: closed."""
 
 
@@ -310,24 +307,6 @@ class OperationRequest(Record):
         _require_known("semantic_task", self.semantic_task, SEMANTIC_TASKS.values())
         if self.stream and (self.output != "text" or isinstance(self.input, AudioInput)):
             raise ValueError("`stream` is true, but only text generation streams")
-
-
-def check_model_name(model: str) -> None:
-    """Raises: ValueError: not a nonempty, trimmed alias of at most 256 bytes without control characters."""
-    if not model:
-        raise ValueError("`model` is empty")
-    if model != model.strip():
-        raise ValueError("`model` begins or ends with white space")
-    if (size := len(model.encode())) > MAX_MODEL_BYTES:
-        raise ValueError(f"`model` is {size} bytes long, over the limit of {MAX_MODEL_BYTES}")
-    if _CONTROL.search(model):
-        raise ValueError("`model` holds a control character")
-
-
-def check_profile_name(profile: str) -> None:
-    """Raises: ValueError: not 1 to 128 of A-Z a-z 0-9 _ . - (decision C11)."""
-    if not _PROFILE.fullmatch(profile):
-        raise ValueError(f"`profile` is not 1 to {MAX_PROFILE} of A-Z a-z 0-9 _ . -")
 
 
 def _require_known(field: str, value: str | None, known: Any) -> None:
