@@ -14,13 +14,11 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
-import numpy as np
 
 from synapse.artifacts.digest import Stamp
-from synapse.artifacts.gguf import Header
 from synapse.wire.messages import ModelInfo
 
 VERSION: Final = 1
@@ -33,56 +31,16 @@ _SETTLED_NS: Final = 2_000_000_000
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Numbers(msgspec.Struct, frozen=True):
-    """A numeric array of a header."""
-
-    dtype: str
-    data: bytes
-
-
-class Strings(msgspec.Struct, frozen=True):
-    """An array of strings of a header: their bytes one behind the other, and their lengths (u32, little-endian)."""
-
-    lengths: bytes
-    data: bytes
-
-
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """All that is kept of one model file."""
 
     info: ModelInfo
-    gguf_version: int
-    scalars: dict[str, bool | int | float | str]
-    strings: dict[str, Strings]
-    numbers: dict[str, Numbers]
-    data_offset: int
-    size: int
-
-    def header(self) -> Header:
-        """The header as it was read, without tensors."""
-        metadata: dict[str, Any] = dict(self.scalars)
-        for key, numbers in self.numbers.items():
-            metadata[key] = np.frombuffer(numbers.data, dtype=np.dtype(numbers.dtype))
-        for key, strings in self.strings.items():
-            metadata[key] = _split(strings)
-        return Header(
-            version=self.gguf_version, metadata=metadata, tensors={}, data_offset=self.data_offset, size=self.size
-        )
-
-
-def entry_of(header: Header, info: ModelInfo) -> Entry:
-    """What to keep of a header."""
-    arrays = {key: value for key, value in header.metadata.items() if isinstance(value, np.ndarray)}
-    strings = {key: value for key, value in header.metadata.items() if isinstance(value, list)}
-    return Entry(
-        info=info,
-        gguf_version=header.version,
-        scalars={key: value for key, value in header.metadata.items() if isinstance(value, bool | int | float | str)},
-        strings={key: Strings(_lengths(value), b"".join(value)) for key, value in strings.items()},
-        numbers={key: Numbers(value.dtype.str, value.tobytes()) for key, value in arrays.items()},
-        data_offset=header.data_offset,
-        size=header.size,
-    )
+    tokenizer: bytes
+    """The tokenizer as `synapse.artifacts.tokenizer` stores it; empty where the engine's own has to be used."""
+    vocabulary: bytes
+    """The vocabulary, msgpack; empty where the tokenizer holds it."""
+    template: str
+    """The chat template's source, empty without one."""
 
 
 class IngestCache:
@@ -165,16 +123,3 @@ def _write(path: Path, entry: msgspec.Struct) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-def _lengths(strings: list[bytes]) -> bytes:
-    return np.fromiter(map(len, strings), dtype="<u4", count=len(strings)).tobytes()
-
-
-def _split(strings: Strings) -> list[bytes]:
-    ends = np.cumsum(np.frombuffer(strings.lengths, dtype="<u4"), dtype=np.int64).tolist()
-    data, out, start = strings.data, [], 0
-    for end in ends:
-        out.append(data[start:end])
-        start = end
-    return out
