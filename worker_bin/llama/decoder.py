@@ -1,0 +1,287 @@
+"""DECODE: one bounded quantum of generation over the sequences that are resident in this worker (W12, G5)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synapse.artifacts.grammar import GrammarRefused
+from synapse.wire.messages import Decode, Decoded, DecodeStart, Reuse, Sampling, SequenceError, SequenceProgress
+from worker_bin.engine import Refused
+from worker_bin.llama.constraint import Constraint
+from worker_bin.llama.context import Context
+from worker_bin.llama.model import Model
+from worker_bin.llama.sampling import BadSampling
+from worker_bin.llama.sequence import MAX_LOGPROBS, Sequence
+from worker_bin.llama.text import check_stops
+
+Ids = NDArray[np.int32]
+
+_MIN_CHUNK: Final = 8
+"""Prompt tokens of one step at least, however slow the engine is."""
+_SMOOTHING: Final = 0.3
+
+
+class BadStart(Exception):
+    """One start of a DECODE cannot be served; the message is its sequence's error."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Decoder:
+    """The resident sequences of a worker, one for each place, and the quanta over them.
+
+    A place is empty, generating (its sequence has not ended) or parked (it has, and its KV is kept). One place more
+    than `parallel` is for GENERATE.
+    """
+
+    def __init__(self, context: Context, model: Model, parallel: int, vocabulary: Any, ms_per_token: float) -> None:
+        """`vocabulary`: llguidance's, None where grammars cannot be had. `ms_per_token`: of a prompt, as measured."""
+        self._context, self._model, self._parallel = context, model, parallel
+        self._vocabulary = vocabulary
+        self._ms_per_token = ms_per_token
+        self._places: list[Sequence | None] = [None] * (parallel + 1)
+
+    def decode(self, request: Decode, ids: Ids) -> Decoded:
+        """Run one quantum. Raises: Refused(invalid_request), nothing changed, for a request that contradicts itself or
+        the residents' state (a bug of the module); what is wrong with one sequence is that sequence's error."""
+        began = time.perf_counter()
+        self._check(request, ids)
+        self._context.use_threads(request.threads)
+        for place in request.drop:
+            self._drop(place)
+        for place in request.park:
+            self._park(place)
+        failed: list[SequenceProgress] = []
+        active = [self._running(place) for place in request.continue_]
+        offset = 0
+        for start in request.start:
+            prompt = ids[offset : offset + start.n_tokens]
+            offset += start.n_tokens
+            try:
+                active.append(self._start(start, prompt))
+            except BadStart as error:
+                failed.append(SequenceProgress(seq=start.seq, error=SequenceError(error.code, str(error))))
+        steps = self._quantum(active, request.max_steps, request.target_ms / 1e3, began)
+        return Decoded(
+            req_id=request.req_id,
+            sequences=[sequence.progress() for sequence in active] + failed,
+            steps=steps,
+            elapsed_ms=(time.perf_counter() - began) * 1e3,
+        )
+
+    def generate(self, prompt: Ids, max_tokens: int, grammar: str | None) -> tuple[str, int, str]:
+        """A greedy answer in one go: text, tokens generated, finish reason. Raises: Refused."""
+        start = DecodeStart(
+            seq=self._parallel,
+            n_tokens=len(prompt),
+            max_tokens=max_tokens,
+            sampling=Sampling(),
+            grammar=grammar or None,
+        )
+        try:
+            sequence = self._start(start, prompt)
+        except BadStart as error:
+            raise Refused(error.code, str(error)) from error
+        self._context.use_threads(0)
+        while not sequence.ended:
+            self._step([sequence], self._context.batch.capacity)
+        self._drop(self._parallel)
+        progress = sequence.progress()
+        if progress.error is not None:
+            raise Refused(progress.error.code, progress.error.msg)
+        return progress.text, progress.n_gen, str(progress.finish_reason)
+
+    # --- places ------------------------------------------------------------------------------------------------------
+
+    def _check(self, request: Decode, ids: Ids) -> None:
+        def refuse(message: str) -> None:
+            raise Refused("invalid_request", message)
+
+        starts = [start.seq for start in request.start]
+        ended = set(request.drop) | set(request.park)
+        for place in (*starts, *request.continue_, *ended):
+            if place >= self._parallel:
+                refuse(f"sequence {place} is not below parallel, {self._parallel}")
+        if len(set(starts)) != len(starts) or len(set(request.continue_)) != len(request.continue_):
+            refuse("a sequence is started or continued twice")
+        for place in request.continue_:
+            if not self._is_running(place) or place in ended or place in starts:
+                refuse(f"sequence {place} is to be continued, but it does not run")
+        for place in starts:
+            if self._is_running(place) and place not in ended:
+                refuse(f"sequence {place} is to be started, but it runs already")
+        if set(request.drop) & set(request.park):
+            refuse("a sequence is both dropped and parked")
+        if sum(start.n_tokens for start in request.start) != len(ids):
+            refuse(f"the starts announce {sum(s.n_tokens for s in request.start)} ids, the frame has {len(ids)}")
+        if not 0 <= request.target_ms <= 1e7:
+            refuse(f"target_ms is {request.target_ms}")
+
+    def _is_running(self, place: int) -> bool:
+        sequence = self._places[place]
+        return sequence is not None and not sequence.ended
+
+    def _running(self, place: int) -> Sequence:
+        sequence = self._places[place]
+        assert sequence is not None
+        return sequence
+
+    def _drop(self, place: int) -> None:
+        self._places[place] = None
+        self._context.forget(place)
+
+    def _park(self, place: int) -> None:
+        sequence = self._places[place]
+        if sequence is not None and not sequence.ended:
+            sequence.finish("stop")  # never reported: whoever parks it does not wait for it
+
+    def _start(self, start: DecodeStart, prompt: Ids) -> Sequence:
+        sequence = self._admit(start, prompt)
+        sequence.n_past = sequence.n_reused = self._reuse(start.seq, prompt, start.reuse)
+        self._places[start.seq] = sequence
+        return sequence
+
+    def _admit(self, start: DecodeStart, prompt: Ids) -> Sequence:
+        """Check everything that the engine would abort on or pass over in silence. Raises: BadStart."""
+        window = self._context.shape.context
+        if not len(prompt):
+            raise BadStart("invalid_request", "the prompt has no tokens")
+        if len(prompt) >= window:
+            raise BadStart(
+                "invalid_request",
+                f"the prompt has {len(prompt)} tokens, the window {window}, and one of it is for the answer",
+            )
+        if int(prompt.min()) < 0 or int(prompt.max()) >= self._model.n_vocab:
+            raise BadStart("invalid_request", "the prompt holds a token id outside the vocabulary")
+        if start.max_tokens < 1:
+            raise BadStart("invalid_request", "max_tokens is 0")
+        if start.logprobs is not None and start.logprobs > MAX_LOGPROBS:
+            raise BadStart("invalid_request", f"logprobs is {start.logprobs}, over the limit of {MAX_LOGPROBS}")
+        try:
+            check_stops(start.stop)
+            sequence = Sequence(self._model, start, prompt, window)
+            sequence.constraint = self._constraint(start)
+        except (BadSampling, GrammarRefused, ValueError) as error:
+            raise BadStart("invalid_request", str(error)) from error
+        return sequence
+
+    def _constraint(self, start: DecodeStart) -> Constraint | None:
+        if start.grammar is not None and start.json_schema is not None:
+            raise ValueError("a grammar and a JSON schema exclude each other")
+        if start.grammar is None and start.json_schema is None:
+            return None
+        if self._vocabulary is None:
+            raise BadStart("unsupported", "this worker has no llguidance: it cannot honour a grammar")
+        if start.grammar is not None:
+            return Constraint(self._vocabulary, self._model.n_vocab, "grammar", start.grammar)
+        return Constraint(self._vocabulary, self._model.n_vocab, "json_schema", start.json_schema or "")
+
+    def _reuse(self, place: int, prompt: Ids, reuse: Reuse | None) -> int:
+        """Make `place` hold as much of the prompt's beginning as `reuse` offers and truly is there; return how much.
+
+        The last prompt token is always evaluated: its logits are what the first token is drawn from.
+        """
+        n = 0
+        source = self._places[reuse.seq] if reuse is not None and reuse.seq < self._parallel else None
+        if reuse is not None and source is not None and not self._model.recurrent:
+            n = min(reuse.n, source.n_past, len(prompt) - 1)
+            differs = np.flatnonzero(source.tokens[:n] != prompt[:n])
+            n = int(differs[0]) if differs.size else n
+        if n and reuse is not None and reuse.seq == place:
+            if self._context.forget(place, n):
+                return n
+            n = 0
+        self._context.forget(place)
+        if n and reuse is not None:
+            self._context.share(reuse.seq, place, n)
+        return n
+
+    # --- the quantum -------------------------------------------------------------------------------------------------
+
+    def _quantum(self, active: Seq[Sequence], max_steps: int, target_s: float, began: float) -> int:
+        """Step until `max_steps` or `target_s` after `began`, at least once; return the number of steps."""
+        steps = 0
+        running = [sequence for sequence in active if not sequence.ended]
+        while running:
+            left_ms = (target_s - (time.perf_counter() - began)) * 1e3
+            self._step(running, max(_MIN_CHUNK, int(left_ms / self._ms_per_token)))
+            steps += 1
+            running = [sequence for sequence in running if not sequence.ended]
+            if steps >= max_steps or time.perf_counter() - began >= target_s:
+                break
+        return steps
+
+    def _step(self, running: Seq[Sequence], budget: int) -> None:
+        """One engine call: the next token of each sequence that generates, and prompt tokens up to `budget`.
+
+        Prompts come behind the generating sequences, in the order of `running`: those never wait for them.
+        """
+        began = time.perf_counter()
+        work: list[tuple[Sequence, int]] = [(sequence, 1) for sequence in running if not sequence.prefilling]
+        left = min(self._context.batch.capacity, max(budget, len(work) + _MIN_CHUNK)) - len(work)
+        for sequence in running:
+            if sequence.prefilling and left > 0:
+                n = min(left, sequence.n_prompt - sequence.n_past)
+                work.append((sequence, n))
+                left -= n
+        if self._evaluate(work) or self._evict_parked() and self._evaluate(work):
+            tokens = sum(n for _, n in work)
+            if tokens >= _MIN_CHUNK:
+                spent = (time.perf_counter() - began) * 1e3 / tokens
+                self._ms_per_token += _SMOOTHING * (spent - self._ms_per_token)
+            return
+        for item in work:  # no room for all of them: whoever finds none alone fails alone
+            if not self._evaluate([item]):
+                self._no_room(item[0])
+
+    def _evaluate(self, work: Seq[tuple[Sequence, int]]) -> bool:
+        """Run so many tokens of each sequence and let those that are due choose. False: no KV cells, nothing done."""
+        batch, at = self._context.batch, 0
+        due: list[tuple[Sequence, int]] = []
+        for sequence, n in work:
+            first, end = sequence.n_past, at + n
+            if n == 1:
+                batch.token[at], batch.pos[at] = sequence.tokens[first], first
+                batch.seq[at], batch.output[at] = sequence.place, 0
+            else:
+                batch.token[at:end] = sequence.tokens[first : first + n]
+                batch.pos[at:end] = np.arange(first, first + n)
+                batch.seq[at:end] = sequence.place
+                batch.output[at:end] = 0
+            if first + n == sequence.n_known:
+                batch.output[end - 1] = 1
+                due.append((sequence, end - 1))
+            at = end
+        status = self._context.decode(at)
+        if status == 1:
+            return False
+        if status != 0:
+            for sequence, _ in work:  # what of it is in the KV cache is unknown
+                self._drop(sequence.place)
+                sequence.fail("engine_failed", f"llama_decode returned {status}")
+            return True
+        for sequence, n in work:
+            sequence.n_past += n
+        for sequence, row in due:
+            sequence.take(self._context.logits(row))
+            if sequence.error is not None:
+                self._drop(sequence.place)
+        return True
+
+    def _evict_parked(self) -> bool:
+        """Free the KV of every parked sequence: it is a cache, and somebody needs the room. False: there was none."""
+        parked = [place for place, sequence in enumerate(self._places) if sequence is not None and sequence.ended]
+        for place in parked:
+            self._drop(place)
+        return bool(parked)
+
+    def _no_room(self, sequence: Sequence) -> None:
+        self._drop(sequence.place)
+        sequence.fail("oom", f"no KV cell is free: {self._context.shape.cells} are shared by all sequences")

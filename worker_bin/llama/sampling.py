@@ -1,0 +1,169 @@
+"""Which token comes next, on numpy over one row of logits. Pure; llama.cpp's order (decision G3).
+
+Logit bias, then the grammar's mask (the caller's), penalties, top_k, top_p, min_p, temperature, the draw. The draw
+depends on the seed and the number of draws before it, never on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synapse.wire.messages import Sampling
+
+_BLOCK: Final = 64
+_FIRST_SHORTLIST: Final = 256
+MAX_BIASES: Final = 4096
+MAX_BIAS: Final = 10_000.0
+
+Logits = NDArray[np.float32]
+Ids = NDArray[np.int32]
+
+
+class BadSampling(ValueError):
+    """A sampling value is out of its range; the message names it."""
+
+
+class NotFinite(ArithmeticError):
+    """The engine's logits are not numbers, or every token is excluded."""
+
+
+def check(options: Sampling, n_vocab: int) -> None:
+    """Check every value. Raises: BadSampling."""
+    _between("temperature", options.temperature, 0, 100)
+    _between("top_k", options.top_k, 0, 2**31 - 1)
+    _between("top_p", options.top_p, 0, 1)
+    _between("min_p", options.min_p, 0, 1)
+    _between("repeat_penalty", options.repeat_penalty, 0.01, 100)
+    _between("frequency_penalty", options.frequency_penalty, -100, 100)
+    _between("presence_penalty", options.presence_penalty, -100, 100)
+    _between("repeat_last_n", options.repeat_last_n, 0, 2**31 - 1)
+    _between("seed", options.seed, 0, 2**63 - 1)
+    _between("the number of logit biases", len(options.logit_bias), 0, MAX_BIASES)
+    for token, bias in options.logit_bias:
+        _between("a logit bias's token", token, 0, n_vocab - 1)
+        _between("a logit bias", bias, -MAX_BIAS, MAX_BIAS)
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # a NaN is not between
+        raise BadSampling(f"{name} is {value!r}, not from {low} to {high}")
+
+
+class Sampler:
+    """The choices of one sequence. Not shared: it holds the sequence's random state."""
+
+    def __init__(self, options: Sampling, n_vocab: int) -> None:
+        """Raises: BadSampling."""
+        check(options, n_vocab)
+        self._o = options
+        self._greedy = options.temperature == 0
+        self._bias_ids = np.array([token for token, _ in options.logit_bias], np.int64)
+        self._bias = np.array([bias for _, bias in options.logit_bias], np.float32)
+        self._penalizes = options.repeat_last_n > 0 and (
+            options.repeat_penalty != 1 or options.frequency_penalty != 0 or options.presence_penalty != 0
+        )
+        # The bit generator's raw output is stable over numpy's versions; the distributions built on it need not be.
+        self._random = None if self._greedy else np.random.PCG64(options.seed)
+
+    def bias(self, logits: Logits) -> None:
+        """Add the logit bias, in place."""
+        if self._bias_ids.size:
+            np.add.at(logits, self._bias_ids, self._bias)
+
+    def choose(self, logits: Logits, history: Ids) -> int:
+        """Choose a token. `logits` (biased and masked already) is changed; `history`: prompt and generated tokens.
+
+        Raises: NotFinite.
+        """
+        if self._penalizes:
+            self._penalize(logits, history)
+        if self._greedy:
+            best = int(logits.argmax())
+            if not math.isfinite(logits[best]):
+                raise NotFinite("the logits are not finite")
+            return best
+        return self._draw(logits)
+
+    def _penalize(self, logits: Logits, history: Ids) -> None:
+        o = self._o
+        ids, counts = np.unique(history[-o.repeat_last_n :], return_counts=True)
+        values = logits[ids]
+        if o.repeat_penalty != 1:
+            values = np.where(values <= 0, values * np.float32(o.repeat_penalty), values / np.float32(o.repeat_penalty))
+        values -= counts.astype(np.float32) * np.float32(o.frequency_penalty) + np.float32(o.presence_penalty)
+        logits[ids] = values
+
+    def _draw(self, logits: Logits) -> int:
+        o = self._o
+        ids = shortlist(logits, o.top_k) if o.top_k else self._nucleus(logits)
+        if not ids.size:
+            raise NotFinite("the logits are not finite")
+        values = logits[ids].astype(np.float64)
+        keep = ids.size
+        if o.top_p < 1 and o.top_k:
+            weights = np.exp(values - values[0])
+            total = weights.cumsum()
+            keep = min(keep, int(np.searchsorted(total, o.top_p * total[-1])) + 1)
+        if o.min_p > 0:  # sorted: what is kept is a prefix
+            keep = min(keep, int(np.count_nonzero(values >= values[0] + math.log(o.min_p))))
+        values = values[:keep]
+        weights = np.exp((values - values[0]) / o.temperature)
+        total = weights.cumsum()
+        assert self._random is not None
+        uniform = (int(self._random.random_raw()) >> 11) * 2.0**-53
+        return int(ids[min(int(np.searchsorted(total, uniform * total[-1], side="right")), keep - 1)])
+
+    def _nucleus(self, logits: Logits) -> Ids:
+        """Without top_k: the most likely tokens that hold top_p of the probability of all, sorted."""
+        o = self._o
+        if o.top_p >= 1 and o.min_p == 0:
+            return shortlist(logits, logits.size)
+        best = float(logits.max())
+        if not math.isfinite(best):
+            raise NotFinite("the logits are not finite")
+        whole = float(np.exp((logits - np.float32(best)).astype(np.float64)).sum())
+        n = _FIRST_SHORTLIST
+        while True:
+            ids = shortlist(logits, n)
+            values = logits[ids].astype(np.float64)
+            total = np.exp(values - best).cumsum()
+            inside = int(np.searchsorted(total, o.top_p * whole)) + 1 if o.top_p < 1 else ids.size + 1
+            if o.min_p > 0:
+                inside = min(inside, int(np.count_nonzero(values >= best + math.log(o.min_p))) + 1)
+            if inside <= ids.size or ids.size < n:
+                # The draw applies min_p itself; only top_p's end is cut here.
+                return ids[: int(np.searchsorted(total, o.top_p * whole)) + 1] if o.top_p < 1 else ids
+            n *= 8
+
+
+def shortlist(logits: Logits, n: int) -> Ids:
+    """The ids of the `n` highest logits, highest first, equal ones by id; fewer where others are -inf or NaN.
+
+    The n-th highest of the blocks' maxima is a lower bound of the n-th highest logit: one pass finds it, a second one
+    leaves a few hundred candidates to sort.
+    """
+    size = logits.size
+    full = size // _BLOCK
+    if n < full:
+        maxima = logits[: full * _BLOCK].reshape(full, _BLOCK).max(axis=1)
+        bound = np.partition(maxima, full - n)[full - n]
+        ids = np.flatnonzero((logits >= bound) & (logits > -np.inf))
+    else:
+        ids = np.flatnonzero(logits > -np.inf)
+    order = np.argsort(-logits[ids], kind="stable")[:n]
+    return ids[order].astype(np.int32)
+
+
+def log_probabilities(logits: Logits, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
+    """The log-probability of `token` and the `n` most likely tokens with theirs, of the model's own distribution
+    (before bias, mask and penalties). Raises: NotFinite."""
+    best = float(logits.max())
+    if not math.isfinite(best):
+        raise NotFinite("the logits are not finite")
+    norm = best + math.log(float(np.exp((logits - np.float32(best)).astype(np.float64)).sum()))
+    top = shortlist(logits, n) if n else np.empty(0, np.int32)
+    return float(logits[token]) - norm, [(int(i), float(logits[i]) - norm) for i in top]
