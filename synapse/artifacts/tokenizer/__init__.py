@@ -1,0 +1,19 @@
+"""Tokenizers from GGUF metadata, equal to the engine's id for id (docs/tokenizers.md)."""
+
+from synapse.artifacts.tokenizer.errors import CacheInvalid, NotBuildable, TextInvalid
+from synapse.artifacts.tokenizer.models import TokenizerFailed
+from synapse.artifacts.tokenizer.partition import Span
+from synapse.artifacts.tokenizer.tokenizer import Tokenizer, build_tokenizer
+from synapse.artifacts.tokenizer.vocabulary import Vocabulary, read_vocabulary
+
+__all__ = [
+    "CacheInvalid",
+    "NotBuildable",
+    "Span",
+    "TextInvalid",
+    "Tokenizer",
+    "TokenizerFailed",
+    "Vocabulary",
+    "build_tokenizer",
+    "read_vocabulary",
+]

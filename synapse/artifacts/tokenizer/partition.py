@@ -1,0 +1,221 @@
+"""Cutting a text at its special tokens, exactly as the engine does: longest token first, each over all that is left.
+
+Not the leftmost match, as the AddedTokens of `tokenizers` would find: with the tokens `<x1` and `x1>>`, the engine
+makes `<` and `x1>>` of the text `<x1>>`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from synapse.artifacts.tokenizer.errors import NotBuildable
+from synapse.artifacts.tokenizer.vocabulary import CONTROL, LSTRIP, RSTRIP, UNKNOWN, Vocabulary
+
+_SPACES: Final = " \t\n\v\f\r"
+"""What the engine strips beside a special token."""
+
+_MAX_SPECIALS: Final = 1 << 16
+_MAX_NESTED: Final = 200
+_MAX_SPECIAL_WORK: Final = 50_000_000
+"""Characters squared: what the check of their order may cost. Real vocabularies need less than a million."""
+
+Span = tuple[int, int]
+"""Characters of a text: start and end."""
+
+
+@dataclass(frozen=True)
+class _Special:
+    token_id: int
+    text: str
+    parsed_only: bool
+    """Only where special tokens are parsed: control and unknown ones."""
+    lstrip: bool
+    rstrip: bool
+
+
+class Partition:
+    """The special tokens of a vocabulary and where they cut a text.
+
+    Raises: NotBuildable if the file alone does not say which of two tokens comes first.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        if vocabulary.ambiguous:
+            raise NotBuildable(vocabulary.ambiguous)
+        if len(vocabulary.special_ids) > _MAX_SPECIALS:
+            raise NotBuildable(f"over {_MAX_SPECIALS} special tokens")
+        specials = []
+        for token_id in vocabulary.special_ids:
+            text, attribute = vocabulary.texts[token_id], vocabulary.attributes[token_id]
+            if text is None:
+                raise NotBuildable(f"the special token {token_id} is no UTF-8")
+            specials.append(
+                _Special(
+                    token_id,
+                    text,
+                    parsed_only=bool(attribute & (CONTROL | UNKNOWN)),
+                    lstrip=bool(attribute & LSTRIP),
+                    rstrip=bool(attribute & RSTRIP),
+                )
+            )
+        specials.sort(key=lambda special: len(vocabulary.tokens[special.token_id]), reverse=True)
+        _check_order(specials, vocabulary)
+        self._parsed = _Finder(specials)
+        self._plain = _Finder([special for special in specials if not special.parsed_only])
+
+    def cut(self, text: str, *, parse_special: bool, literal: Sequence[Span] = ()) -> list[int | str]:
+        """The text as a row of special tokens' ids and of the raw pieces between them, none of them empty.
+
+        Control and unknown tokens are left alone where `parse_special` is off, and wherever they touch a span of
+        `literal` (ascending, in characters). User-defined ones always count, as for the engine.
+        """
+        if not text:
+            return []
+        finder = self._parsed if parse_special else self._plain
+        present = finder.present(text)
+        if not present:
+            return [text]
+        pieces: list[int | Span] = [(0, len(text))]
+        for special in present:
+            spans = literal if special.parsed_only else ()
+            cut: list[int | Span] = []
+            for piece in pieces:
+                if isinstance(piece, int):
+                    cut.append(piece)
+                else:
+                    _cut(text, piece, special, spans, cut)
+            pieces = cut
+        return [piece if isinstance(piece, int) else text[piece[0] : piece[1]] for piece in pieces]
+
+
+def _cut(text: str, piece: Span, special: _Special, literal: Sequence[Span], out: list[int | Span]) -> None:
+    """Append to `out` what one raw piece becomes by one special token."""
+    start, end = piece
+    search = start
+    length = len(special.text)
+    while (at := text.find(special.text, search, end)) >= 0:
+        if literal and _touches(literal, at, at + length):
+            search = at + 1
+            continue
+        left = at
+        if special.lstrip:
+            while left > start and text[left - 1] in _SPACES:
+                left -= 1
+        if left > start:
+            out.append((start, left))
+        out.append(special.token_id)
+        start = at + length
+        if special.rstrip:
+            while start < end and text[start] in _SPACES:
+                start += 1
+        search = start
+    if start < end:
+        out.append((start, end))
+
+
+def _touches(spans: Sequence[Span], start: int, end: int) -> bool:
+    low, high = 0, len(spans)
+    while low < high:  # the first span that ends behind `start`
+        middle = (low + high) // 2
+        if spans[middle][1] <= start:
+            low = middle + 1
+        else:
+            high = middle
+    return low < len(spans) and spans[low][0] < end
+
+
+class _Finder:
+    """Which of some special tokens occur in a text, in the order in which they cut."""
+
+    def __init__(self, specials: Sequence[_Special]) -> None:
+        self._order = {special.text: (rank, special) for rank, special in enumerate(specials)}
+        texts = sorted(self._order)
+        # A token hides those that begin it where the longest match is looked for.
+        self._hidden: dict[str, list[str]] = {}
+        stack: list[str] = []
+        for text in texts:
+            while stack and not text.startswith(stack[-1]):
+                stack.pop()
+            if stack:
+                self._hidden[text] = stack.copy()
+            if len(stack) > _MAX_NESTED:
+                raise NotBuildable(f"over {_MAX_NESTED} special tokens begin one another")
+            stack.append(text)
+        self._pattern = trie_pattern(texts)
+
+    @cached_property
+    def _first(self) -> re.Pattern[str] | None:
+        return re.compile(self._pattern) if self._pattern else None
+
+    @cached_property
+    def _every(self) -> re.Pattern[str]:
+        return re.compile(f"(?=({self._pattern}))")
+
+    def present(self, text: str) -> list[_Special]:
+        found = self._first.search(text) if self._first else None
+        if found is None:
+            return []
+        names = {match[1] for match in self._every.finditer(text, found.start())}
+        for name in tuple(names):
+            names.update(self._hidden.get(name, ()))
+        return [special for _, special in sorted((self._order[name] for name in names), key=lambda item: item[0])]
+
+
+def trie_pattern(texts: Iterable[str]) -> str:
+    """A regular expression for the longest of some texts at a position, factored so that thousands stay fast."""
+    return _trie(sorted(set(texts)), 0)
+
+
+def _trie(texts: list[str], depth: int) -> str:
+    """For sorted, distinct texts that share their first `depth` characters: what may follow these."""
+    optional = bool(texts) and len(texts[0]) == depth
+    rest = texts[1:] if optional else texts
+    if not rest:
+        return ""
+    branches: list[str] = []
+    at = 0
+    while at < len(rest):
+        end = at
+        while end < len(rest) and rest[end][depth] == rest[at][depth]:
+            end += 1
+        group = rest[at:end]
+        shared = _shared(group[0], group[-1])
+        branches.append(re.escape(group[0][depth:shared]) + _trie(group, shared))
+        at = end
+    if len(branches) == 1 and not optional:
+        return branches[0]
+    return f"(?:{'|'.join(branches)}){'?' if optional else ''}"
+
+
+def _shared(first: str, last: str) -> int:
+    """How many characters two texts share at their beginning (the whole of a sorted group does if these two do)."""
+    length = 0
+    for a, b in zip(first, last, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
+
+
+def _check_order(specials: Sequence[_Special], vocabulary: Vocabulary) -> None:
+    """Among tokens of the same length the engine's order is its sort's own: it must not matter."""
+    if sum(len(special.text) ** 2 for special in specials) > _MAX_SPECIAL_WORK:
+        raise NotBuildable("the special tokens are too long to be compared")
+    by_length: dict[int, list[str]] = {}
+    for special in specials:
+        by_length.setdefault(len(vocabulary.tokens[special.token_id]), []).append(special.text)
+    for texts in by_length.values():
+        if len(texts) < 2:
+            continue
+        beginnings: dict[str, set[str]] = {}
+        for text in texts:
+            for length in range(1, len(text)):
+                beginnings.setdefault(text[:length], set()).add(text)
+        for text in texts:
+            for at in range(1, len(text)):
+                if beginnings.get(text[at:], set()) - {text}:
+                    raise NotBuildable(f"special tokens of one length overlap ({text!r}): their order is not known")
