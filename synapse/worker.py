@@ -142,7 +142,7 @@ class Worker:
         """How it died, None while it lives. Never waits."""
         return self._crash
 
-    async def _exchange(self, buffers: Sequence[Buffer], call: _Call) -> None:
+    async def _exchange(self, buffers: Sequence[bytes | memoryview], call: _Call) -> None:
         try:
             await self._stream.send_all(buffers)
         except trio.BrokenResourceError:

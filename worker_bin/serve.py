@@ -22,7 +22,6 @@ from synapse.wire.connection import (
     NEED_DATA,
     AckReceived,
     Buffer,
-    Closed,
     Connection,
     Event,
     RequestReceived,
@@ -130,7 +129,7 @@ class Session:
     def _send(self, message: m.Hello | m.Reply, raws: Sequence[Buffer] = ()) -> None:
         self._transmit(message, self._wire.send(message, raws))
 
-    def _transmit(self, message: m.Hello | m.Reply, buffers: list[Buffer]) -> None:
+    def _transmit(self, message: m.Hello | m.Reply, buffers: Sequence[Buffer]) -> None:
         """The last step of every message; worker_bin/faulty puts its lies here."""
         self._transport.send_all(buffers)
 

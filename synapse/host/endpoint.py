@@ -1,6 +1,6 @@
 """Where a worker connects: one listener for one connection of exactly the right peer (W3).
 
-`Endpoint` is the seam for other transports (a named pipe on Windows, W14); `UnixEndpoint` is the one for Linux and macOS.
+`Endpoint` is the seam for other transports (a named pipe on Windows, W14); `UnixEndpoint` is that of Linux and macOS.
 """
 
 from __future__ import annotations
@@ -125,6 +125,10 @@ def _peer(connection: trio.socket.SocketType) -> tuple[int, int]:
     if sys.platform == "linux":
         pid, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return pid, uid
+    return _peer_macos(connection)
+
+
+def _peer_macos(connection: trio.socket.SocketType) -> tuple[int, int]:
     sol_local, local_peercred, local_peerpid = 0, 1, 2
     (pid,) = struct.unpack("i", connection.getsockopt(sol_local, local_peerpid, 4))
     _, uid = struct.unpack_from("Ii", connection.getsockopt(sol_local, local_peercred, 76))

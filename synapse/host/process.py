@@ -109,6 +109,24 @@ async def _wait_exit_unreaped(pid: int) -> None:
         await trio.to_thread.run_sync(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT), abandon_on_cancel=True)
 
 
+def _start(argv: Sequence[str], env: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+    """Blocks for the milliseconds of fork and exec, on purpose in the trio thread (see above)."""
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(env),
+            close_fds=True,
+            start_new_session=True,
+        )
+    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+        raise SetupError(f"cannot run {argv[0]}: {error.strerror}") from error
+    except OSError as error:
+        raise EngineCrashed("spawn", f"cannot start {argv[0]}: {error}") from error
+
+
 @asynccontextmanager
 async def open_child(
     argv: Sequence[str], env: Mapping[str, str], *, ring_bytes: int = 256 * 1024
@@ -121,19 +139,7 @@ async def open_child(
     read_end, write_end = os.pipe()
     try:
         try:
-            popen = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                env=dict(env),
-                close_fds=True,
-                start_new_session=True,
-            )
-        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-            raise SetupError(f"cannot run {argv[0]}: {error.strerror}") from error
-        except OSError as error:
-            raise EngineCrashed("spawn", f"cannot start {argv[0]}: {error}") from error
+            popen = _start(argv, env, write_end)
         finally:
             os.close(write_end)
         os.set_blocking(read_end, False)
@@ -161,7 +167,7 @@ async def _running(child: ChildProcess) -> AsyncIterator[None]:
                 yield
             finally:
                 child.kill()
-                with trio.move_on_after(REAP_S, shield=True) as reaping:
+                with trio.CancelScope(deadline=trio.current_time() + REAP_S, shield=True) as reaping:
                     await child.wait()
                 if reaping.cancelled_caught:
                     logger.error("process %d did not end within %g s of SIGKILL; given up as lost", child.pid, REAP_S)

@@ -302,7 +302,7 @@ class Connection:
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def send(self, message: msgspec.Struct, raws: Sequence[Buffer] = ()) -> list[Buffer]:
+    def send(self, message: msgspec.Struct, raws: Sequence[Buffer] = ()) -> list[bytes | memoryview]:
         """The buffers of one message and its raw frames, in order; large ones are not copied.
 
         Raises LocalProtocolError for what is not our turn, not complete or what the peer would have to refuse; the
@@ -319,7 +319,7 @@ class Connection:
             raise LocalProtocolError(f"a control frame of {len(payload)} bytes; the limit is {limit}")
         views = [memoryview(raw).cast("B") for raw in raws]
         self._move_by(message, views)
-        buffers: list[Buffer] = [prefix(len(payload)) + payload]
+        buffers: list[bytes | memoryview] = [prefix(len(payload)) + payload]
         for view in views:
             buffers += [prefix(len(view)), view]
         return buffers

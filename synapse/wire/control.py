@@ -1,4 +1,4 @@
-"""Control frames: JSON to structs and back. Whatever is wrong with them is a `Malformed`, and nothing else is raised."""
+"""Control frames: JSON to structs and back. Whatever is wrong with them is a `Malformed`, nothing else is raised."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class _Envelope(msgspec.Struct):
 _ENCODER = msgspec.json.Encoder()
 _HELLO = msgspec.json.Decoder(m.Hello)
 _ACK = msgspec.json.Decoder(m.HelloAck)
-_REQUEST = msgspec.json.Decoder(m.AnyRequest | m.Shutdown)
-_REPLY = msgspec.json.Decoder(m.AnyReply)
+_REQUEST: msgspec.json.Decoder[m.AnyRequest | m.Shutdown] = msgspec.json.Decoder(m.AnyRequest | m.Shutdown)
+_REPLY: msgspec.json.Decoder[m.AnyReply] = msgspec.json.Decoder(m.AnyReply)
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
 
 _BAD_JSON = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
@@ -107,4 +107,7 @@ def _decode(decode: Callable[[Payload], T], payload: Payload) -> T:
 
 def _keys(payload: Payload) -> int:
     """How many keys the objects of this valid JSON text have: outside strings, a colon stands behind each key only."""
-    return _STRINGS.sub(b"", payload).count(b":")
+    text = bytes(payload)
+    if b"\\" in text:
+        return _STRINGS.sub(b"", text).count(b":")
+    return b"".join(text.split(b'"')[::2]).count(b":")  # the same, several times faster: no quote is escaped

@@ -64,7 +64,10 @@ class FrameReader:
         if self._payload is None:
             return memoryview(self._prefix)[self._filled :]
         if isinstance(self._payload, bytearray) and self._filled == len(self._payload):
-            self._payload.extend(bytes(min(len(self._payload), self._length - self._filled)))
+            # A new one instead of extend: the transport may still hold a view of the old one.
+            grown = bytearray(min(2 * self._filled, self._length))
+            grown[: self._filled] = self._payload
+            self._payload = grown
         return memoryview(self._payload)[self._filled :]
 
     def buffer_filled(self, count: int) -> None:

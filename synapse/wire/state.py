@@ -76,7 +76,7 @@ TABLE: dict[State, dict[tuple[Role, Signal], State]] = {
     State.CLOSED: {},
     State.FAILED: {},
 }
-"""state → (sender, signal) → next state. The end of the stream leads to CLOSED, a violation to FAILED, from anywhere."""
+"""state → (sender, signal) → next state. The stream's end leads to CLOSED, a violation to FAILED, from anywhere."""
 
 SENDER: dict[State, Role | None] = {
     state: next((sender for sender, _ in cells), None) for state, cells in TABLE.items()

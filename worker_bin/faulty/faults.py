@@ -62,8 +62,8 @@ LIES = {
 """What becomes of a message on its way out. The place is HELLO or the request's type."""
 
 PLACES = (
-    "boot (before connecting), connect (before HELLO), HELLO, ready (after HELLO_ACK), a request's type such as LOAD or "
-    "EMBED_BATCH, SHUTDOWN, any (every request; the default)"
+    "boot (before connecting), connect (before HELLO), HELLO, ready (after HELLO_ACK), a request's type such as LOAD "
+    "or EMBED_BATCH, SHUTDOWN, any (every request; the default)"
 )
 
 _FAULT = re.compile(r"(?P<what>\w+)(=(?P<value>[^@#,]*))?(@(?P<place>[\w.]+))?(#(?P<nth>\d+))?")

@@ -48,7 +48,7 @@ class FaultySession(Session):
         super()._answer(request, raws)
         self._plan.act(self._place + ".after")
 
-    def _transmit(self, message: m.Hello | m.Reply, buffers: list[Buffer]) -> None:
+    def _transmit(self, message: m.Hello | m.Reply, buffers: Sequence[Buffer]) -> None:
         lies = self._plan.lies(self._place)
         pieces = [bytes(buffer) for buffer in buffers]
         for lie in lies:
