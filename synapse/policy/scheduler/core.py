@@ -129,6 +129,10 @@ class Scheduler:
             parked=sum(len(seat.known) > 0 for seat in seats),
         )
 
+    def knows(self, worker: int) -> bool:
+        """This worker is ready or busy, not dead or starting."""
+        return worker in self._workers
+
     def idle(self, worker: int) -> bool:
         """Nothing is with this worker and nothing waits for it (PING belongs here, W10)."""
         it = self._workers.get(worker)
@@ -259,7 +263,7 @@ class Scheduler:
                 self._progressed(it, one, now, effects)
         elif isinstance(unit, GenerateUnit) and unit.work.state is not State.DONE:
             unit.work.state = State.DONE
-            effects.append(Completed(unit.work))
+            effects += [*(Progressed(unit.work, one) for one in progress), Completed(unit.work)]
         return effects + self._dispatch(now)
 
     def unit_refused(self, worker: int, error: SynapseError, now: float, *, elapsed: float = 0.0) -> list[Effect]:
