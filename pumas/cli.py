@@ -1,0 +1,146 @@
+"""The `pumas` command. Every problem that a user can cause is one line on standard error with the remedy.
+
+Exit status: 0 after a clean end, 1 for what went wrong while running (a taken port, no model loaded, a gateway that
+does not answer), 2 for a wrong command line or configuration, 130 for Ctrl-C before there was anything to end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import msgspec
+
+from pumas import client, log
+from pumas.build_info import build_info
+from pumas.config import Config, ConfigError, Model, check_config, http_config, read_api_key, read_config
+from pumas.http.config import HttpSetupError
+from pumas.serving import StartError, run_gateway
+from pumas.tokenizing import TokenizeError, run_tokenize
+from synapse.errors import SynapseError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.build_info:
+            print(msgspec.json.format(msgspec.json.encode(build_info()), indent=2).decode())
+            return 0
+        if options.command is None:
+            _parser().print_help()
+            return 2
+        status: int = options.run(options)
+        return status
+    except ConfigError as error:
+        return _complain(error, 2)
+    except (HttpSetupError, StartError, TokenizeError, client.ClientError, SynapseError) as error:
+        return _complain(error, 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _complain(error: Exception, status: int) -> int:
+    print(f"pumas: {log.escape(str(error))}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pumas", description="Serve local models over a strict HTTP contract and OpenAI-compatible routes."
+    )
+    parser.add_argument("--version", action="version", version=f"pumas {version('pumas')}")
+    parser.add_argument("--build-info", action="store_true", help="versions, contract and engine, as JSON")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="serve models")
+    serve.add_argument("models", nargs="*", metavar="MODEL.gguf", help="model files")
+    serve.add_argument("--name", metavar="ALIAS", help="the alias of the one model given (default: the file's stem)")
+    serve.add_argument("--host", help="bind address (default 127.0.0.1; another one needs an API key)")
+    serve.add_argument("--port", type=int, help="TCP port (default 8080; 0: any free one)")
+    serve.add_argument("--unix-socket", metavar="PATH", help="a Unix socket to listen on as well")
+    serve.add_argument("--parallel", type=_positive, metavar="N", help="sequences that share a worker (default 8)")
+    serve.add_argument("--context", type=_positive, metavar="N", help="tokens one sequence may hold")
+    serve.add_argument("--config", metavar="pumas.toml", help="configuration file (docs/config.md)")
+    serve.set_defaults(run=_serve)
+
+    models = commands.add_parser("models", help="list what a running gateway serves")
+    models.add_argument("--url", default=client.DEFAULT_URL, help=f"default {client.DEFAULT_URL}")
+    models.set_defaults(run=_models)
+
+    probe = commands.add_parser("probe", help="try a quarantined or failed model again")
+    probe.add_argument("alias", metavar="ALIAS")
+    probe.add_argument("--profile", help="needed where the alias has several")
+    probe.add_argument("--url", default=client.DEFAULT_URL, help=f"default {client.DEFAULT_URL}")
+    probe.set_defaults(run=_probe)
+
+    tokenize = commands.add_parser("tokenize", help="the token ids that the engine would get, one text a line")
+    tokenize.add_argument("model", metavar="MODEL.gguf")
+    tokenize.add_argument("--json", action="store_true", help="each input line is one JSON string")
+    tokenize.add_argument("--count", action="store_true", help="print the number of tokens instead of the ids")
+    tokenize.add_argument("--no-bos", action="store_true", help="do not add the model's special tokens")
+    tokenize.add_argument("--no-parse-special", action="store_true", help="special tokens' text stays text")
+    tokenize.set_defaults(run=_tokenize)
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if not 1 <= value < 2**31:
+        raise ValueError
+    return value
+
+
+def _serve(options: argparse.Namespace) -> int:
+    config = _serve_config(options)
+    return run_gateway(config, read_api_key(config))
+
+
+def _serve_config(options: argparse.Namespace) -> Config:
+    """The file, and what the command line changes of it."""
+    config = read_config(options.config) if options.config else Config()
+    if options.name is not None and len(options.models) != 1:
+        raise ConfigError("--name needs exactly one MODEL.gguf on the command line")
+    extra = {key: getattr(options, key) for key in ("parallel", "context") if getattr(options, key) is not None}
+    given = tuple(Model(path=path, name=options.name, **extra) for path in options.models)
+    changed = {
+        key: value
+        for key, value in (("host", options.host), ("port", options.port), ("unix_socket", options.unix_socket))
+        if value is not None
+    }
+    server = msgspec.structs.replace(config.server, **changed)
+    if not 0 <= server.port <= 65535:
+        raise ConfigError(f"--port {server.port} is outside 0 to 65535")
+    config = msgspec.structs.replace(
+        config, models=config.models + given, server=server, http=http_config(server, config.http)
+    )
+    if not config.models and not config.upstreams:
+        raise ConfigError("nothing to serve: name a MODEL.gguf, or a --config with a [[model]]")
+    check_config(config)
+    return config
+
+
+def _models(options: argparse.Namespace) -> int:
+    print(client.models_table(options.url))
+    return 0
+
+
+def _probe(options: argparse.Namespace) -> int:
+    print(client.probe(options.url, options.alias, options.profile))
+    return 0
+
+
+def _tokenize(options: argparse.Namespace) -> int:
+    return run_tokenize(
+        options.model,
+        as_json=options.json,
+        count=options.count,
+        add_special=not options.no_bos,
+        parse_special=not options.no_parse_special,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What is served: (alias, profile) → provider. Built once at start-up; afterwards only read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import trio
+
+from pumas import log
+from pumas.config import Config, Model
+from pumas.contract.descriptors import ServedModel
+from pumas.providers.base import Provider
+from pumas.providers.synapse import SynapseProvider
+from synapse import EngineCrashed, Lane, Profile, Supervisor, SynapseError
+
+Report = Callable[[str], None]
+"""Shows one line of progress to the person who started the gateway."""
+
+
+class Served:
+    """The served models, in the order of the configuration."""
+
+    def __init__(self) -> None:
+        self._providers: dict[tuple[str, str], Provider] = {}
+
+    def add(self, alias: str, profile: str, provider: Provider) -> None:
+        assert (alias, profile) not in self._providers, "the configuration was checked"
+        self._providers[alias, profile] = provider
+
+    def snapshots(self) -> list[ServedModel]:
+        """All of them as they are now. Never waits."""
+        return [provider.snapshot() for provider in self._providers.values()]
+
+    def providers(self) -> list[Provider]:
+        return list(self._providers.values())
+
+    def provider(self, model: str, profile: str) -> Provider:
+        """The provider of a pair that a snapshot named."""
+        return self._providers[model, profile]
+
+
+def profile_of(model: Model) -> Profile:
+    """How synapse is to run a configured model."""
+    engine = model.engine or ("onnx" if model.path.endswith(".onnx") else "llama")
+    return Profile(
+        parallel=model.parallel,
+        context=model.context,
+        threads=model.threads,
+        workers=model.workers,
+        deterministic=model.deterministic,
+        pooling=model.pooling,
+        micro_batch=model.micro_batch,
+        env=dict(model.env),
+        require_sandbox=model.require_sandbox,
+        injection=model.injection,
+        chat_template=model.chat_template,
+        engine=engine,
+        argv=model.argv,
+    )
+
+
+async def load_models(config: Config, supervisor: Supervisor, served: Served, report: Report) -> int:
+    """Start every configured model, at once, and wait until each is loaded or has failed (D7).
+
+    A failure is reported and leaves the others served. Returns how many are loaded. Blocks for as long as that takes.
+    """
+    lanes: list[tuple[Model, Lane]] = []
+    for model in config.models:
+        size = (await trio.Path(model.path).stat()).st_size
+        report(f"loading {model.alias} ({model.path}, {size / 1e6:.0f} MB)")
+        lane = supervisor.start(model.path, profile_of(model))
+        served.add(model.alias, model.profile, SynapseProvider(model.alias, model.profile, lane, supervisor))
+        lanes.append((model, lane))
+    async with trio.open_nursery() as nursery:
+        for model, lane in lanes:
+            nursery.start_soon(_watch, model, lane, report)
+    return sum(lane.state == "loaded" for _, lane in lanes)
+
+
+async def _watch(model: Model, lane: Lane, report: Report) -> None:
+    began = time.monotonic()
+    try:
+        await lane.ready()
+    except SynapseError as error:
+        report(f"failed  {model.alias}: {error}")
+        tail = error.log_tail[-2048:] if isinstance(error, EngineCrashed) else None
+        log.event("load_failed", model=model.alias, profile=model.profile, error=str(error), log_tail=tail or None)
+        return
+    measured = lane.measured
+    assert measured is not None
+    what = f"{measured.architecture}, window {measured.context}"
+    report(f"loaded  {model.alias} in {time.monotonic() - began:.1f} s ({what})")
+    log.event("loaded", model=model.alias, profile=model.profile, seconds=time.monotonic() - began)

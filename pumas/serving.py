@@ -1,0 +1,129 @@
+"""`pumas serve`: listen, load, say what is ready, and end everything on the first signal.
+
+The order of the end is the order of the nurseries: the HTTP side first (its clients have the shutdown grace), then the
+supervisor with its workers. A second signal cancels both at once; a third ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from pumas import log
+from pumas.app import build_app
+from pumas.config import Config
+from pumas.contract.descriptors import Available
+from pumas.http.listen import Listening
+from pumas.http.serve import serve
+from pumas.served import Served, load_models
+from synapse import Supervisor, SupervisorConfig, open_supervisor
+
+
+class StartError(Exception):
+    """The gateway has nothing to serve; the message is one line."""
+
+
+def run_gateway(config: Config, api_key: str | None) -> int:
+    """Serve until a signal. Returns the exit status.
+
+    Raises: HttpSetupError, SynapseError, StartError.
+    """
+    log.install()
+    try:
+        trio.run(_until_signal, config, api_key)
+    except BaseExceptionGroup as group:
+        raise first_of(group) from None
+    return 0
+
+
+def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of a group: what the user is told about."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def say(line: str) -> None:
+    """One line for the person who started the gateway."""
+    print(line, flush=True)
+
+
+async def _until_signal(config: Config, api_key: str | None) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_obey, signals, stop, nursery.cancel_scope)
+            await _serve(config, api_key, stop)
+            nursery.cancel_scope.cancel()
+
+
+async def _obey(signals: AsyncIterator[int], stop: trio.Event, everything: trio.CancelScope) -> None:
+    await anext(signals)
+    say("stopping; once more to stop at once")
+    stop.set()
+    await anext(signals)
+    everything.cancel()
+    number = await anext(signals)
+    os._exit(128 + number)
+
+
+async def _serve(config: Config, api_key: str | None, stop: trio.Event) -> None:
+    """Everything between the first line and the last; when it returns, all of it is gone."""
+    served = Served()
+    app = build_app(served, config, api_key)
+    async with open_supervisor(_supervisor_config(config)) as supervisor, trio.open_nursery() as nursery:
+        listening = await nursery.start(partial(serve, app, config.http, shutdown=stop))
+        loaded = await _load(config, supervisor, served, stop)
+        if stop.is_set():
+            return
+        if not loaded:
+            raise StartError("no model could be loaded; the lines above say why")
+        _announce(listening, served)
+        await stop.wait()
+
+
+async def _load(config: Config, supervisor: Supervisor, served: Served, stop: trio.Event) -> int:
+    """How many models can be served; a signal ends the loading."""
+    loaded = 0
+    async with trio.open_nursery() as nursery:
+
+        async def load() -> None:
+            nonlocal loaded
+            loaded = await load_models(config, supervisor, served, say)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(load)
+        await stop.wait()
+        nursery.cancel_scope.cancel()
+    return loaded
+
+
+def _announce(listening: Listening, served: Served) -> None:
+    for model in served.snapshots():
+        available = [c.capability for c in model.capabilities if c.availability == Available()]
+        what = ", ".join(available) if available else model.detail.get("error", "unavailable")
+        say(f"  {model.model}  {model.profile}  {model.load_state}  {what}")
+    for url in listening.urls:
+        say(f"ready on {url}")
+
+
+def _supervisor_config(config: Config) -> SupervisorConfig:
+    chosen = config.synapse
+
+    def path(text: str | None) -> Path | None:
+        return None if text is None else Path(text)
+
+    return SupervisorConfig(
+        runtime_dir=path(chosen.runtime_dir),
+        state_dir=path(chosen.state_dir),
+        cache_dir=path(chosen.cache_dir),
+        text_processes=chosen.text_processes,
+        threads=chosen.threads,
+        limits=config.limits,
+    )
