@@ -174,7 +174,8 @@ async def open_supervisor(
 def _the_one(group: BaseExceptionGroup[BaseException], body: list[BaseException]) -> BaseException:
     """What to raise for a group: what the block raised, unless something of ours broke; then that."""
     leaves = [leaf for leaf in _leaves(group) if not isinstance(leaf, trio.Cancelled)]
-    ours = [leaf for leaf in leaves if leaf not in body]
+    theirs = [leaf for error in body for leaf in _leaves(error)]
+    ours = [leaf for leaf in leaves if leaf not in theirs]
     if len(ours) == 1:
         return ours[0]
     if ours:

@@ -135,7 +135,7 @@ class Runner:
         """An empty DECODE finds out (G5). Any refusal of nothing at all means no."""
         request = Decode(req_id=self._req_id(), model_ref=model_ref, max_steps=1, target_ms=1.0)
         try:
-            await worker.call(request, timeout_s=self.limits.unit_min_s, stage="load")
+            await worker.call(request, [b""], timeout_s=self.limits.unit_min_s, stage="load")
         except EngineRefused:
             return False
         return True

@@ -33,14 +33,15 @@ FINISH_REASONS = ("stop", "length")
 
 
 def raw_of(ids: Sequence[Ids]) -> list[memoryview]:
-    """Token ids as the buffers of one raw frame, little-endian, without joining them."""
-    return [np.ascontiguousarray(one, dtype="<i4").data.cast("B") for one in ids if len(one)]
+    """Token ids as one raw frame, little-endian, one text behind the other."""
+    joined = np.concatenate([np.zeros(0, dtype="<i4"), *ids]).astype("<i4", copy=False)
+    return [joined.data.cast("B")]
 
 
 def request_for(
     unit: BatchUnit | DecodeUnit | GenerateUnit, req_id: str, model_ref: str, pooling: Pooling
 ) -> tuple[Request, list[memoryview]]:
-    """The request that does this unit, and the buffers of its raw frame."""
+    """The request that does this unit, and its raw frame."""
     if isinstance(unit, BatchUnit):
         texts = texts_of(unit)
         if unit.query is not None:
