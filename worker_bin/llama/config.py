@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -27,14 +27,12 @@ class Config:
     Attributes:
         context: tokens that one sequence may hold (an encoder: its longest input); None: the model's, at most 4096.
         parallel: sequences that may be resident at once.
-        cells: KV cells that all resident sequences share; None: context x parallel, so that none can lack one.
         micro_batch: tokens of one engine call; None: 512, an encoder's at least its context.
         pooling: for a model that does not name its own.
     """
 
     context: int | None = None
     parallel: int = 8
-    cells: int | None = None
     threads: int = 1
     micro_batch: int | None = None
     deterministic: Deterministic = "auto"
@@ -44,10 +42,9 @@ class Config:
 
 def parse(values: Mapping[str, str]) -> Config:
     """Check a runtime_config. Raises: Refused(config_invalid) naming the key and what it may be."""
-    known = {
+    known: dict[str, Callable[[str], int | str | None]] = {
         "context": lambda v: _integer("context", v, 8, 1 << 22),
-        "parallel": lambda v: _integer("parallel", v, 1, MAX_SEQUENCES - 1),
-        "cells": lambda v: _integer("cells", v, 8, 1 << 24),
+        "parallel": lambda v: _integer("parallel", v, 1, MAX_SEQUENCES),
         "threads": lambda v: _integer("threads", v, 1, 512),
         "micro_batch": lambda v: _integer("micro_batch", v, 8, 1 << 16),
         "deterministic": lambda v: _word("deterministic", v, ("auto", "strict", "off")),
@@ -83,7 +80,14 @@ def _word(key: str, value: str, words: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a context. All in tokens, but `sequences`."""
+    """The sizes of a context. All in tokens, but `sequences`.
+
+    Attributes:
+        context: what one sequence may hold.
+        cells: what all of them take in the KV cache.
+        micro_batch: tokens of one engine call at most.
+        sequences: how many there may be.
+    """
 
     context: int
     cells: int
@@ -101,14 +105,14 @@ def shape(config: Config, role: Role, trained: int) -> Shape:
     if context > trained:
         raise Refused("config_invalid", f"context is {context}, but the model was trained on {trained} tokens")
     if role == "generate":
-        cells = context * config.parallel if config.cells is None else config.cells
-        if cells < context:
-            raise Refused("config_invalid", f"cells is {cells}, fewer than the context of {context}")
-        padded = -(-cells // _CELL_STEP) * _CELL_STEP
-        micro = min(_DEFAULT_MICRO_BATCH if config.micro_batch is None else config.micro_batch, padded)
-        # One sequence more than the profile's: GENERATE and the self-test work beside the resident ones.
-        return Shape(context, padded, max(micro, config.parallel + 1), config.parallel + 1)
-    micro = max(_DEFAULT_MICRO_BATCH, context) if config.micro_batch is None else config.micro_batch
+        cells = _padded(context) * config.parallel
+        micro = min(config.micro_batch or _DEFAULT_MICRO_BATCH, cells)
+        return Shape(context, cells, max(micro, config.parallel + 1), config.parallel)
+    micro = config.micro_batch or max(_DEFAULT_MICRO_BATCH, context)
     if micro < context:
         raise Refused("config_invalid", f"micro_batch is {micro}, fewer than the longest input of {context} tokens")
-    return Shape(context, -(-micro // _CELL_STEP) * _CELL_STEP, micro, min(MAX_SEQUENCES, micro))
+    return Shape(context, _padded(micro), micro, min(MAX_SEQUENCES, micro))
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // _CELL_STEP) * _CELL_STEP

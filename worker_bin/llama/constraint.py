@@ -60,7 +60,7 @@ class Constraint:
 
     def allows(self, token: int) -> bool:
         """`token` may come next. Raises: GrammarRefused."""
-        allowed = self._matcher.validate_tokens([token]) == 1
+        allowed: bool = self._matcher.validate_tokens([token]) == 1
         self._check()
         return allowed
 

@@ -44,7 +44,7 @@ class Context:
             self.threads = wanted
 
     def decode(self, n: int) -> int:
-        """Run the first `n` tokens of `batch`. Returns 0: done, 1: no KV cells (nothing done), else llama_decode's code."""
+        """Run the first `n` tokens of `batch`. Returns 0, or llama_decode's code: 1 is no KV cells, nothing done."""
         return int(self._lib.llama_decode(self.pointer, self.batch.take(n)))
 
     def logits(self, index: int) -> NDArray[np.float32]:
@@ -59,7 +59,8 @@ class Context:
     def _view(address: int | None, n: int) -> NDArray[np.float32]:
         if not address:
             raise RuntimeError("llama.cpp has no output where one was asked for")
-        return np.frombuffer((ctypes.c_float * n).from_address(address), np.float32)
+        view: NDArray[np.float32] = np.frombuffer(memoryview((ctypes.c_float * n).from_address(address)), np.float32)
+        return view
 
     # --- the KV cache. `sequence` must be below shape.sequences, or the engine aborts --------------------------------
 
@@ -67,9 +68,16 @@ class Context:
         """Free a sequence's cells from position `start` on (-1: all). False: it cannot be done (a part, recurrent)."""
         return bool(self._lib.llama_memory_seq_rm(self.memory, sequence, start, -1))
 
-    def share(self, source: int, target: int, n: int) -> None:
-        """Let `target` hold the first `n` cells of `source` as well. Needs a unified cache."""
-        self._lib.llama_memory_seq_cp(self.memory, source, target, 0, n)
+    def share(self, source: int, target: int, n: int) -> bool:
+        """Make `target` hold a copy of the first `n` cells of `source`. False: it cannot be done, `target` is empty.
+
+        The cells are copied at the next decode, as they are then: nothing may be evaluated in between.
+        """
+        self._lib.llama_memory_seq_cp(self.memory, source, target, -1, -1)  # a part would abort
+        if self.forget(target, n):
+            return True
+        self.forget(target)
+        return False
 
     def clear(self) -> None:
         """Free every cell."""
@@ -90,7 +98,7 @@ def _address_function(raw: Any, name: str) -> Any:
 
 
 def generation_context(lib: Any, model: Model, shape: Shape, threads: int, *, quantized_kv: bool) -> Context:
-    """A context to generate with: one KV cache for all sequences, outputs for each of them.
+    """A context to generate with: KV cells for each sequence, outputs for each of them.
 
     Args:
         quantized_kv: a Q8_0 cache with flash attention on, the way that results do not depend on the batch.
@@ -102,7 +110,9 @@ def generation_context(lib: Any, model: Model, shape: Shape, threads: int, *, qu
     p.n_batch = p.n_ubatch = shape.micro_batch
     p.n_outputs_max = shape.sequences
     p.n_threads = p.n_threads_batch = threads
-    p.kv_unified = True  # any sequence can use any cell, and a part of one can be shared
+    # Cells of its own for each sequence, filled in the order of positions. In a unified cache a sequence takes whatever
+    # cell is free: attention then adds up in another order than alone, and the last bits differ.
+    p.kv_unified = False
     p.swa_full = True  # a sliding window must not throw away what a prefix is reused from
     p.no_perf = True
     if quantized_kv:

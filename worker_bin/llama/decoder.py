@@ -37,8 +37,7 @@ class BadStart(Exception):
 class Decoder:
     """The resident sequences of a worker, one for each place, and the quanta over them.
 
-    A place is empty, generating (its sequence has not ended) or parked (it has, and its KV is kept). One place more
-    than `parallel` is for GENERATE.
+    A place is empty, generating (its sequence has not ended) or parked (it has, and its KV is kept).
     """
 
     def __init__(self, context: Context, model: Model, parallel: int, vocabulary: Any, ms_per_token: float) -> None:
@@ -46,7 +45,7 @@ class Decoder:
         self._context, self._model, self._parallel = context, model, parallel
         self._vocabulary = vocabulary
         self._ms_per_token = ms_per_token
-        self._places: list[Sequence | None] = [None] * (parallel + 1)
+        self._places: list[Sequence | None] = [None] * parallel
 
     def decode(self, request: Decode, ids: Ids) -> Decoded:
         """Run one quantum. Raises: Refused(invalid_request), nothing changed, for a request that contradicts itself or
@@ -78,12 +77,9 @@ class Decoder:
 
     def generate(self, prompt: Ids, max_tokens: int, grammar: str | None) -> tuple[str, int, str]:
         """A greedy answer in one go: text, tokens generated, finish reason. Raises: Refused."""
+        place = self._spare_place()
         start = DecodeStart(
-            seq=self._parallel,
-            n_tokens=len(prompt),
-            max_tokens=max_tokens,
-            sampling=Sampling(),
-            grammar=grammar or None,
+            seq=place, n_tokens=len(prompt), max_tokens=max_tokens, sampling=Sampling(), grammar=grammar or None
         )
         try:
             sequence = self._start(start, prompt)
@@ -92,11 +88,21 @@ class Decoder:
         self._context.use_threads(0)
         while not sequence.ended:
             self._step([sequence], self._context.batch.capacity)
-        self._drop(self._parallel)
+        self._drop(place)
         progress = sequence.progress()
         if progress.error is not None:
             raise Refused(progress.error.code, progress.error.msg)
         return progress.text, progress.n_gen, str(progress.finish_reason)
+
+    def _spare_place(self) -> int:
+        """An empty place, else a parked one. Raises: Refused where all of them generate."""
+        for place, sequence in enumerate(self._places):
+            if sequence is None:
+                return place
+        for place in range(self._parallel):
+            if not self._is_running(place):
+                return place
+        raise Refused("invalid_request", f"all {self._parallel} sequences are running")
 
     # --- places ------------------------------------------------------------------------------------------------------
 
@@ -199,9 +205,7 @@ class Decoder:
                 return n
             n = 0
         self._context.forget(place)
-        if n and reuse is not None:
-            self._context.share(reuse.seq, place, n)
-        return n
+        return n if n and reuse is not None and self._context.share(reuse.seq, place, n) else 0
 
     # --- the quantum -------------------------------------------------------------------------------------------------
 
@@ -221,7 +225,7 @@ class Decoder:
     def _step(self, running: Seq[Sequence], budget: int) -> None:
         """One engine call: the next token of each sequence that generates, and prompt tokens up to `budget`.
 
-        Prompts come behind the generating sequences, in the order of `running`: those never wait for them.
+        Prompts take what the generating sequences leave, in the order of `running`: those never wait for them.
         """
         began = time.perf_counter()
         work: list[tuple[Sequence, int]] = [(sequence, 1) for sequence in running if not sequence.prefilling]
@@ -231,15 +235,17 @@ class Decoder:
                 n = min(left, sequence.n_prompt - sequence.n_past)
                 work.append((sequence, n))
                 left -= n
-        if self._evaluate(work) or self._evict_parked() and self._evaluate(work):
+        work.sort(key=lambda item: item[0].place)  # the engine joins neighbouring sequences only
+        if self._evaluate(work):
             tokens = sum(n for _, n in work)
             if tokens >= _MIN_CHUNK:
                 spent = (time.perf_counter() - began) * 1e3 / tokens
                 self._ms_per_token += _SMOOTHING * (spent - self._ms_per_token)
             return
-        for item in work:  # no room for all of them: whoever finds none alone fails alone
+        for item in work:  # somebody's KV is full: who finds no room alone fails alone
             if not self._evaluate([item]):
-                self._no_room(item[0])
+                self._drop(item[0].place)
+                item[0].fail("oom", "no KV cell is free")
 
     def _evaluate(self, work: Seq[tuple[Sequence, int]]) -> bool:
         """Run so many tokens of each sequence and let those that are due choose. False: no KV cells, nothing done."""
@@ -274,14 +280,3 @@ class Decoder:
             if sequence.error is not None:
                 self._drop(sequence.place)
         return True
-
-    def _evict_parked(self) -> bool:
-        """Free the KV of every parked sequence: it is a cache, and somebody needs the room. False: there was none."""
-        parked = [place for place, sequence in enumerate(self._places) if sequence is not None and sequence.ended]
-        for place in parked:
-            self._drop(place)
-        return bool(parked)
-
-    def _no_room(self, sequence: Sequence) -> None:
-        self._drop(sequence.place)
-        sequence.fail("oom", f"no KV cell is free: {self._context.shape.cells} are shared by all sequences")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from worker_bin.engine import Refused
 from worker_bin.llama.config import Role, Shape
-from worker_bin.llama.context import Context, embedding_context
+from worker_bin.llama.context import embedding_context
 from worker_bin.llama.model import Model
 
 Ids = NDArray[np.int32]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
+import resource
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class Loaded:
         self.model, self.measured, self.dims = model, measured, dims
         self.decoder: Decoder | None = None
         self.encoder: Encoder | None = None
-        self.close_context = lambda: None
+        self.close_context: Callable[[], None] = _nothing
 
     def close(self) -> None:
         self.close_context()
@@ -208,7 +208,6 @@ def _load_decoder(lib: Any, model: Model, artifact: Artifact, config: Config) ->
         micro_batch=sizes.micro_batch,
         vocabulary=model.n_vocab,
         parallel=config.parallel,
-        cells=sizes.cells,
         threads=config.threads,
         decode=True,
         decode_step_ms=found.step_ms,
@@ -287,13 +286,15 @@ class _VocabularyBuilder:
         return self._vocabulary
 
 
+def _nothing() -> None:
+    """What there is to close before a context exists."""
+
+
 def rss_mb() -> float:
-    """This process's resident memory in MB."""
-    if sys.platform == "linux":
+    """This process's resident memory in MB (its peak where /proc is not there)."""
+    if os.path.exists("/proc/self/statm"):
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 
 

@@ -1,4 +1,4 @@
-"""What a freshly loaded model shows: that it works on this CPU at all, how fast, and whether its results depend on company.
+"""What a freshly loaded model shows: that it works on this CPU, how fast, and whether results depend on company.
 
 Everything here runs before the first request, on an empty KV cache, and leaves it empty.
 """
@@ -85,36 +85,20 @@ def smoke_encoder(encoder: Encoder, model: Model) -> None:
 def test_generation(context: Context, model: Model, threads: int, step_ms: float) -> Generation:
     """Are logits bit-equal alone, in company, chunked, at one thread and with a reused prefix? (G2)
 
-    Three runs over the same tokens: alone with all threads; in chunks beside another sequence, at one thread; and on
-    top of a shared prefix, beside the other one.
+    Three runs over the same tokens: alone with all threads; in chunks beside another sequence, at one thread; and on a
+    reused prefix, beside the sequence that it was copied from. With one place only there is no company, and the prefix
+    is the place's own.
     """
-    n = _LONG if step_ms < _SLOW_STEP_MS else _SHORT
-    n = max(4, min(n, context.shape.context - _STEPS - 1, context.shape.micro_batch - 2))
-    prompt, other, tail = (sample_ids(model, k, seed) for k, seed in ((n, 3), (n, 4), (_STEPS, 5)))
+    probe = _Probe(context, model, step_ms)
     began = time.perf_counter()
-    alone = _run(context, [(0, prompt, 0, True)])
-    ms_per_token = (time.perf_counter() - began) * 1e3 / n
-    for i in range(_STEPS):
-        alone += _run(context, [(0, tail[i : i + 1], n + i, True)])
-
-    def in_company() -> list[NDArray[np.float32]]:
-        cut = n // 2
-        context.forget(0)
-        context.forget(1)
-        _run(context, [(0, prompt[:cut], 0, False)])
-        rows = _run(context, [(1, other[: n - cut], 0, True), (0, prompt[cut:], cut, True)])[1:]
-        for i in range(_STEPS):
-            here = (0, tail[i : i + 1], n + i, True)
-            rows += _run(context, [(1, other[i : i + 1], n - cut + i, True), here])[1:]
-        return rows
-
+    alone = probe.alone()
+    ms_per_token = (time.perf_counter() - began) * 1e3 / (len(probe.prompt) + _STEPS)
     context.use_threads(1)
-    one_thread = _equal(alone, in_company())
+    one_thread = _equal(alone, probe.in_company())
     context.use_threads(0)
-    company = one_thread or (threads > 1 and _equal(alone, in_company()))
-    reuse = company and not model.recurrent and _equal(alone, _reused(context, prompt, other, tail))
-    context.forget(0)
-    context.forget(1)
+    company = one_thread or (threads > 1 and _equal(alone, probe.in_company()))
+    reuse = company and not model.recurrent and _equal(alone, probe.reused())
+    probe.clear()
     details = [
         "" if company else "logits differ in company or in chunks",
         "" if reuse or not company else "logits differ on a reused prefix",
@@ -123,16 +107,59 @@ def test_generation(context: Context, model: Model, threads: int, step_ms: float
     return Generation(step_ms, ms_per_token, company, reuse, one_thread and company, "; ".join(filter(None, details)))
 
 
-def _reused(context: Context, prompt: Ids, other: Ids, tail: Ids) -> list[NDArray[np.float32]]:
-    """The same tokens again, but sequence 1 shares sequence 0's beginning and goes on beside it."""
-    n, keep = len(prompt), len(prompt) - 3
-    context.forget(1)
-    context.share(0, 1, keep)
-    end = n + _STEPS
-    rows = _run(context, [(0, other[:1], end, True), (1, prompt[keep:], keep, True)])[1:]
-    for i in range(_STEPS):
-        rows += _run(context, [(0, other[i : i + 1], end + 1 + i, True), (1, tail[i : i + 1], n + i, True)])[1:]
-    return rows
+class _Probe:
+    """One sequence of known tokens (place 0, or 1 on a copied prefix), evaluated in several ways.
+
+    Each way returns the logits behind the prompt and behind each token of the tail. A second sequence is the company,
+    where there is a place for it.
+    """
+
+    def __init__(self, context: Context, model: Model, step_ms: float) -> None:
+        n = _LONG if step_ms < _SLOW_STEP_MS else _SHORT
+        n = max(4, min(n, context.shape.context // 2, context.shape.micro_batch - 2))
+        self.prompt, self._other, self._tail = (sample_ids(model, k, seed) for k, seed in ((n, 3), (n, 4), (_STEPS, 5)))
+        self._context = context
+        self._pair = context.shape.sequences > 1
+
+    def alone(self) -> list[NDArray[np.float32]]:
+        self.clear()
+        return _run(self._context, [(0, self.prompt, 0, True)]) + self._steps(0, len(self.prompt), None)
+
+    def in_company(self) -> list[NDArray[np.float32]]:
+        self.clear()
+        n, cut = len(self.prompt), len(self.prompt) // 2
+        _run(self._context, [(0, self.prompt[:cut], 0, False)])
+        beside: list[Row] = [(1, self._other[: n - cut], 0, False)] if self._pair else []
+        rows = _run(self._context, [(0, self.prompt[cut:], cut, True), *beside])
+        return rows + self._steps(0, n, (1, n - cut) if self._pair else None)
+
+    def reused(self) -> list[NDArray[np.float32]]:
+        """Follows in_company: place 0 holds the prompt and the tail."""
+        n, keep = len(self.prompt), len(self.prompt) - 3
+        if not self._pair:
+            if not self._context.forget(0, keep):
+                return []
+            return _run(self._context, [(0, self.prompt[keep:], keep, True)]) + self._steps(0, n, None)
+        self._context.forget(1)
+        if not self._context.share(0, 1, keep):
+            return []
+        end = n + _STEPS
+        rows = _run(self._context, [(0, self._other[:1], end, False), (1, self.prompt[keep:], keep, True)])
+        return rows + self._steps(1, n, (0, end + 1))
+
+    def clear(self) -> None:
+        self._context.forget(0)
+        if self._pair:
+            self._context.forget(1)
+
+    def _steps(self, place: int, position: int, company: tuple[int, int] | None) -> list[NDArray[np.float32]]:
+        rows: list[NDArray[np.float32]] = []
+        for i in range(_STEPS):
+            runs: list[Row] = [(place, self._tail[i : i + 1], position + i, True)]
+            if company is not None:
+                runs.append((company[0], self._other[i : i + 1], company[1] + i, False))
+            rows += _run(self._context, sorted(runs, key=lambda run: run[0]))
+        return rows
 
 
 def _run(context: Context, rows: list[Row]) -> list[NDArray[np.float32]]:
@@ -154,7 +181,7 @@ def _run(context: Context, rows: list[Row]) -> list[NDArray[np.float32]]:
 
 
 def _equal(left: list[NDArray[np.float32]], right: list[NDArray[np.float32]]) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+    return len(left) == len(right) and all(map(np.array_equal, left, right))
 
 
 def measure_budget(encoder: Encoder, model: Model) -> int:
