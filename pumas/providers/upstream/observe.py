@@ -1,0 +1,171 @@
+"""How each kind of server is asked what a model is. One function a kind; each raises ContractError.
+
+Sources: llama-server's README ("GET /props", "GET /v1/models", "Using multiple models"); Ollama's API documentation
+("List Local Models", "Show Model Information", "List Running Models"); the OpenAI API ("List models").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from pumas.contract.descriptors import LoadState
+from pumas.contract.errors import ContractError
+from pumas.providers.upstream.client import Upstream
+from pumas.providers.upstream.facts import Kind, Observed
+from pumas.providers.upstream.results import decode, refusal
+
+ABOUT_MAX_BYTES = 4 * 1024 * 1024
+"""How much a server may say about its models."""
+Observer = Callable[[Upstream, str, tuple[str, ...]], Awaitable[Observed]]
+"""(server, the model's name there, capabilities that the configuration records) → what it is."""
+
+
+async def ask(upstream: Upstream, method: bytes, path: bytes, type_: type[Any], body: bytes | None = None) -> Any:
+    """One finite question. Raises ContractError; a status other than 200 is `provider_failure`."""
+    async with upstream.request(method, path, body) as response:
+        data = await response.read(ABOUT_MAX_BYTES)
+        if response.status != 200:
+            raise refusal(upstream.provider, response.status, data)
+    return decode(data, type_)
+
+
+def unknown(upstream: Upstream, name: str) -> ContractError:
+    return ContractError("capability_unavailable", f"the provider {upstream.provider} does not have the model {name}")
+
+
+class _Architecture(msgspec.Struct):
+    input_modalities: list[str] = []
+    output_modalities: list[str] = []
+
+
+class _Status(msgspec.Struct):
+    value: str = "loaded"
+    failed: bool = False
+
+
+class _Model(msgspec.Struct):
+    id: str
+    aliases: list[str] = []
+    architecture: _Architecture | None = None
+    status: _Status | None = None
+    meta: dict[str, Any] | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Settings(msgspec.Struct):
+    n_ctx: int | None = None
+
+
+class _Props(msgspec.Struct):
+    default_generation_settings: _Settings | None = None
+    modalities: dict[str, bool] = {}
+
+
+async def observe_llama_server(upstream: Upstream, name: str, recorded: tuple[str, ...]) -> Observed:
+    """`/v1/models` says which models there are and what they take; `/props` the window of a slot.
+
+    A dedicated server (no model has a `status`) answers whatever name a request gives: so its one model must be the
+    one that is meant, or the only one. A router's unloaded model is described without loading it.
+    """
+    models = (await ask(upstream, b"GET", b"/v1/models", _Models)).data
+    router = any(model.status is not None for model in models)
+    found = next((m for m in models if name == m.id or name in m.aliases), None)
+    if found is None and not router and len(models) == 1:
+        found = models[0]
+    if found is None:
+        raise unknown(upstream, name)
+    state = _router_state(found.status)
+    about = found.architecture or _Architecture()
+    inputs, outputs = list(about.input_modalities), list(about.output_modalities)
+    context = None
+    if state == "loaded":
+        query = b"?model=" + quote(found.id, safe="").encode() if router else b""
+        props: _Props = await ask(upstream, b"GET", b"/props" + query, _Props)
+        context = None if props.default_generation_settings is None else props.default_generation_settings.n_ctx
+        if found.architecture is None:
+            media = {"vision": "image", "audio": "audio"}
+            inputs = ["text", *(media[name] for name, on in props.modalities.items() if on and name in media)]
+            outputs = ["text"]
+    width = (found.meta or {}).get("n_embd")
+    return Observed(
+        name=found.id,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        context=context,
+        load_state=state,
+        recorded=recorded,
+        dimensions=width if isinstance(width, int) and width > 0 else None,
+    )
+
+
+def _router_state(status: _Status | None) -> LoadState:
+    """A router loads a model when it is asked for, so an unloaded one can be had."""
+    if status is None or status.value in ("loaded", "sleeping"):
+        return "loaded"
+    if status.failed:
+        return "failed"
+    return "loading" if status.value == "loading" else "unloaded"
+
+
+class _Shown(msgspec.Struct):
+    capabilities: list[str] = []
+    model_info: dict[str, Any] = {}
+
+
+class _Running(msgspec.Struct):
+    name: str = ""
+    model: str = ""
+    context_length: int | None = None
+
+
+class _RunningModels(msgspec.Struct):
+    models: list[_Running] = []
+
+
+OLLAMA_CAPABILITIES = {"completion": ("chat_generation", "text_generation"), "embedding": ("text_embedding",)}
+
+
+async def observe_ollama(upstream: Upstream, name: str, recorded: tuple[str, ...]) -> Observed:
+    """`/api/show` says what a model can do and its trained window, `/api/ps` the window it runs with."""
+    shown: _Shown = await ask(upstream, b"POST", b"/api/show", _Shown, msgspec.json.encode({"model": name}))
+    running: _RunningModels = await ask(upstream, b"GET", b"/api/ps", _RunningModels)
+    names = {name, name if ":" in name else f"{name}:latest"}
+    live = next((m for m in running.models if m.name in names or m.model in names), None)
+    trained = next((v for k, v in shown.model_info.items() if k.endswith(".context_length")), None)
+    width = next((v for k, v in shown.model_info.items() if k.endswith(".embedding_length")), None)
+    context = live.context_length if live is not None and live.context_length else trained
+    can = recorded or tuple(c for word in shown.capabilities for c in OLLAMA_CAPABILITIES.get(word, ()))
+    return Observed(
+        name=name,
+        inputs=("text",),
+        outputs=("text",),
+        context=context if isinstance(context, int) and context > 0 else None,
+        load_state="loaded" if live is not None else "unloaded",
+        recorded=can,
+        dimensions=width if "text_embedding" in can and isinstance(width, int) and width > 0 else None,
+    )
+
+
+async def observe_openai(upstream: Upstream, name: str, recorded: tuple[str, ...]) -> Observed:
+    """`/v1/models` says which models there are (vLLM also the window). What they can do has to be configured; without
+    that a model chats and completes."""
+    models = (await ask(upstream, b"GET", b"/v1/models", _Models)).data
+    found = next((model for model in models if model.id == name), None)
+    if found is None:
+        raise unknown(upstream, name)
+    return Observed(name=found.id, inputs=("text",), outputs=("text",), context=found.max_model_len, recorded=recorded)
+
+
+OBSERVERS: dict[Kind, Observer] = {
+    "llama-server": observe_llama_server,
+    "ollama": observe_ollama,
+    "openai": observe_openai,
+}
