@@ -118,12 +118,10 @@ class Bpe:
         vocabulary = recipe.vocabulary
         name = data.pretokenizers().names[vocabulary.pre]
         group = data.pretokenizers().groups[name.group]
-        texts: list[str | None] = [*vocabulary.texts, *recipe.virtual_texts]
-        left, right = np.frombuffer(recipe.merges, np.int32).reshape(-1, 2).T.tolist()
-        pick = texts.__getitem__
+        texts = [*vocabulary.texts, *recipe.virtual_texts]
         model = models.BPE(
             vocab={text: i for i, text in enumerate(texts) if text is not None},
-            merges=list(zip(map(pick, left), map(pick, right), strict=True)),
+            merges=merge_texts(texts, recipe.merges),
             ignore_merges=vocabulary.ignore_merges,
             byte_fallback=not group.byte_encode,
         )
@@ -168,6 +166,12 @@ class Bpe:
             direct = self._direct.get(part)
             out += row if direct is None else [direct]
         return out
+
+
+def merge_texts(texts: Sequence[str | None], merges: bytes) -> list[tuple[str, str]]:
+    """Pairs of ids, packed as i32, as pairs of texts."""
+    left, right = np.frombuffer(merges, np.int32).reshape(-1, 2).T.tolist()
+    return [(texts[a] or "", texts[b] or "") for a, b in zip(left, right, strict=True)]
 
 
 def cut_at(text: str, border: re.Pattern[str]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +12,11 @@ from numpy.typing import NDArray
 from synapse.artifacts.gguf import ArtifactInvalid
 from synapse.artifacts.tokenizer.errors import NotBuildable
 
-_MAX_KEY_BYTES = 64
-_MAX_KEYS = 1 << 19
-_LABEL = np.uint32(0x8000_00FF)
+_MAX_KEY_BYTES: Final = 64
+_MAX_KEYS: Final = 1 << 19
+_MAX_REMEMBERED: Final = 1 << 16
+_BYTES: Final = [bytes((byte,)) for byte in range(256)]
+_LABEL: Final = np.uint32(0x8000_00FF)
 """A unit is a child by this label only if the upper bit is clear: values have it set."""
 
 
@@ -55,25 +59,66 @@ def _keys(units: NDArray[np.uint32]) -> list[tuple[bytes, int]]:
     children, points = children[order], points[order]
 
     found: list[tuple[bytes, int]] = []
-    level: list[tuple[int, bytes]] = [(int(bases[0]), b"")]  # where a node's children are, and its text
+    nodes = bases[:1]  # where each node of a level has its children
+    texts = [b""]
     for _ in range(_MAX_KEY_BYTES):
-        following: list[tuple[int, bytes]] = []
-        froms = np.array([point for point, _ in level], np.uint32)
-        starts = np.searchsorted(points, froms, "left").tolist()
-        ends = np.searchsorted(points, froms, "right").tolist()
-        for (_, text), start, end in zip(level, starts, ends, strict=True):
-            for child in children[start:end].tolist():
-                unit = int(units[child])
-                key = text + bytes((unit & 0xFF,))
-                point = child ^ int(bases[child])
-                if unit & 0x100:
-                    if point >= len(units):
-                        raise NotBuildable("the character map points outside itself")
-                    found.append((key, int(units[point]) & 0x7FFF_FFFF))
-                following.append((point, key))
-        if len(found) + len(following) > _MAX_KEYS:
+        starts = np.searchsorted(points, nodes, "left")
+        counts = np.searchsorted(points, nodes, "right") - starts
+        total = int(counts.sum())
+        if len(found) + total > _MAX_KEYS:
             raise NotBuildable("the character map has too many entries")
-        if not following:
+        if not total:
             return found
-        level = following
+        parents = np.repeat(np.arange(len(nodes)), counts)
+        offsets = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        level = children[np.repeat(starts, counts) + offsets]
+        texts = [texts[parent] + _BYTES[label] for parent, label in zip(parents, labels[level], strict=True)]
+        nodes = level ^ bases[level]
+        leaves = np.flatnonzero(units[level] & np.uint32(0x100))
+        if len(leaves) and int(nodes[leaves].max()) >= len(units):
+            raise NotBuildable("the character map points outside itself")
+        values = (units[nodes[leaves]] & np.uint32(0x7FFF_FFFF)).tolist()
+        found += [(texts[leaf], value) for leaf, value in zip(leaves.tolist(), values, strict=True)]
     raise NotBuildable("the character map is cyclic")
+
+
+class CharacterMap:
+    """Applies a mapping: at each position the longest key, else the character as it is."""
+
+    def __init__(self, mapping: dict[str, str]) -> None:
+        self._mapping = mapping
+        self._longest = max(map(len, mapping), default=0)
+        self._memory: dict[str, str] = {}
+        following = "".join(re.escape(c) for c in sorted({c for key in mapping for c in key[1:]}))
+        single = "".join(re.escape(key) for key in mapping if len(key) == 1)
+        # Whatever matches lies in one of these: a character with all that may follow one in a key, or a single one.
+        parts = [f"(?s:.[{following}]+)"] if following else []
+        if single:
+            parts.append(f"[{single}]")
+        self._places = re.compile("|".join(parts)) if parts else None
+
+    def apply(self, text: str) -> str:
+        """The mapped text."""
+        return text if self._places is None else self._places.sub(self._mapped, text)
+
+    def _mapped(self, match: re.Match[str]) -> str:
+        place = match[0]
+        mapped = self._memory.get(place)
+        if mapped is None:
+            mapped = "".join(self._parts(place))
+            if len(self._memory) < _MAX_REMEMBERED and len(place) < _MAX_KEY_BYTES:
+                self._memory[place] = mapped
+        return mapped
+
+    def _parts(self, place: str) -> Iterator[str]:
+        at = 0
+        while at < len(place):
+            for length in range(min(self._longest, len(place) - at), 0, -1):
+                value = self._mapping.get(place[at : at + length])
+                if value is not None:
+                    yield value
+                    at += length
+                    break
+            else:
+                yield place[at]
+                at += 1

@@ -12,11 +12,11 @@ import tokenizers
 from tokenizers import Regex, models, pre_tokenizers
 
 from synapse.artifacts.gguf import Header
-from synapse.artifacts.tokenizer.bpe import SPACE_MARK, cut_at
+from synapse.artifacts.tokenizer.bpe import SPACE_MARK, cut_at, merge_texts
 from synapse.artifacts.tokenizer.errors import NotBuildable
 from synapse.artifacts.tokenizer.models import CUT_CHARS, Runner, joined
 from synapse.artifacts.tokenizer.spm_reference import merge_run
-from synapse.artifacts.tokenizer.vocabulary import Vocabulary, scores
+from synapse.artifacts.tokenizer.vocabulary import USER_DEFINED, Vocabulary, scores
 
 _MAX_SPLIT_WORK: Final = 1 << 30
 """Characters that finding all splits may copy: a vocabulary of 256 k tokens needs 30 million."""
@@ -70,7 +70,7 @@ def prepare(vocabulary: Vocabulary, header: Header) -> SpmRecipe:
     found: list[tuple[int, int, int, int]] = []  # left, right, token, length of the left part
     mergeable: set[int] = set()
     for token_id, text in enumerate(vocabulary.texts):
-        if text is None or len(text) < 2:
+        if text is None or len(text) < 2 or _out_of_reach(text, vocabulary.attributes[token_id]):
             continue
         for at in range(1, len(text)):
             parts = []
@@ -102,6 +102,11 @@ def prepare(vocabulary: Vocabulary, header: Header) -> SpmRecipe:
     return recipe
 
 
+def _out_of_reach(text: str, attribute: int) -> bool:
+    """No raw piece becomes this token: its spaces would be marks by then, or it was cut out of the text before."""
+    return " " in text or bool(attribute & USER_DEFINED and SPACE_MARK not in text)
+
+
 def _check_ties(recipe: SpmRecipe, mergeable: list[int], values: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
     """Equal scores: the engine merges the leftmost pair first, the library the lowest rank. Only runs of one character
     can be shown to come out the same, by doing them; anything else is not buildable."""
@@ -131,12 +136,10 @@ class Spm:
 
     def __init__(self, recipe: SpmRecipe) -> None:
         vocabulary = recipe.vocabulary
-        texts: list[str | None] = [*vocabulary.texts, *recipe.virtual_texts]
-        left, right = np.frombuffer(recipe.merges, np.int32).reshape(-1, 2).T.tolist()
-        pick = texts.__getitem__
+        texts = [*vocabulary.texts, *recipe.virtual_texts]
         model = models.BPE(
             vocab={text: i for i, text in enumerate(texts) if text is not None},
-            merges=list(zip(map(pick, left), map(pick, right), strict=True)),
+            merges=merge_texts(texts, recipe.merges),
             byte_fallback=True,
         )
         tokenizer = tokenizers.Tokenizer(model)

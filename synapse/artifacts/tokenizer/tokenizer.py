@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from synapse.artifacts.gguf import Header
-from synapse.artifacts.tokenizer import bpe, spm, ugm, wpm
+from synapse.artifacts.tokenizer import bpe, cache, spm, ugm, wpm
+from synapse.artifacts.tokenizer.cache import Recipe
 from synapse.artifacts.tokenizer.errors import NotBuildable, TextInvalid
 from synapse.artifacts.tokenizer.models import Model
 from synapse.artifacts.tokenizer.partition import Partition, Span
 from synapse.artifacts.tokenizer.pieces import piece_table
 from synapse.artifacts.tokenizer.vocabulary import Vocabulary, read_vocabulary
-
-Recipe = bpe.BpeRecipe | spm.SpmRecipe | wpm.WpmRecipe | ugm.UgmRecipe
-"""What a tokenizer is built from: all that takes time to derive is derived, all of it is plain data."""
 
 
 class Tokenizer:
@@ -86,6 +84,18 @@ class Tokenizer:
     def pieces(self) -> list[bytes]:
         """The bytes of each token in generated text: what llama_token_to_piece gives with special=True."""
         return piece_table(self.vocabulary)
+
+    def to_cache(self) -> bytes:
+        """The prepared form, for `from_cache`: plain data with a checksum, no code in it."""
+        return cache.pack(self.recipe)
+
+    @classmethod
+    def from_cache(cls, entry: bytes) -> Tokenizer:
+        """Build from what `to_cache` gave: under a second for 150,000 tokens.
+
+        Raises: CacheInvalid for anything that this version did not write, whole; NotBuildable never, unless it is new.
+        """
+        return cls(cache.unpack(entry))
 
     def _ends(self) -> tuple[list[int], list[int]]:
         vocabulary = self.vocabulary

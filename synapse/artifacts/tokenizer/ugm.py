@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import Regex, models, pre_tokenizers
 
 from synapse.artifacts.gguf import Header
 from synapse.artifacts.tokenizer.bpe import SPACE_MARK, cut_at
-from synapse.artifacts.tokenizer.charsmap import read_charsmap
+from synapse.artifacts.tokenizer.charsmap import CharacterMap, read_charsmap
 from synapse.artifacts.tokenizer.errors import NotBuildable
 from synapse.artifacts.tokenizer.models import CUT_CHARS, Runner, joined
 from synapse.artifacts.tokenizer.vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary, scores
 
 _BORDER: Final = re.compile(f"(?<=[^{SPACE_MARK}]){SPACE_MARK}")
-_SPACES: Final = re.compile(" +")
+_UNKNOWN_PENALTY: Final = 10.0
+"""An unknown character costs this much more than the worst normal token."""
 
 
 class UgmRecipe(msgspec.Struct, frozen=True, kw_only=True, tag="ugm"):
@@ -27,7 +29,9 @@ class UgmRecipe(msgspec.Struct, frozen=True, kw_only=True, tag="ugm"):
 
     vocabulary: Vocabulary
     scores: bytes
-    """f32 for each token; those that no text can reach have the lowest normal one."""
+    """f32 for each token; those that are never chosen have the lowest normal one."""
+    reached: bytes
+    """One byte for each token: whether a text may become it."""
     charsmap: dict[str, str]
     """What is replaced, longest first at each position."""
     words_independent: bool
@@ -47,19 +51,32 @@ def prepare(vocabulary: Vocabulary, header: Header) -> UgmRecipe:
     normal = (attributes & NORMAL) != 0
     if not normal.any() or not np.isfinite(values[normal]).all():
         raise NotBuildable("no normal tokens with finite scores")
-    lowest = values[normal].min()
-    unused = (attributes & UNUSED) != 0
-    if not (values[unused] >= lowest).all():
-        raise NotBuildable("an unused token has a lower score than every normal one")
-    values = np.where(normal | unused, values, lowest).astype(np.float32)
+    lowest = float(values[normal].min())
+    reached = normal | _reachable_unused(vocabulary, attributes, values, lowest)
+    values = np.where(reached, values, lowest).astype(np.float32)
     inner = re.compile(f"[^{SPACE_MARK}]{SPACE_MARK}")
-    reachable = [text or "" for text, ok in zip(vocabulary.texts, normal | unused, strict=True) if ok]
+    reachable = [text or "" for text, ok in zip(vocabulary.texts, reached, strict=True) if ok]
     return UgmRecipe(
         vocabulary=vocabulary,
         scores=values.tobytes(),
+        reached=reached.astype(np.uint8).tobytes(),
         charsmap=read_charsmap(header.numbers("tokenizer.ggml.precompiled_charsmap", "u1", "i1")),
         words_independent=SPACE_MARK in reachable and not any(map(inner.search, reachable)),
     )
+
+
+def _reachable_unused(
+    vocabulary: Vocabulary, attributes: NDArray[Any], values: NDArray[np.float32], lowest: float
+) -> NDArray[np.bool_]:
+    """Unused tokens take part like normal ones, but the library would count their scores where it scores unknown
+    characters. One that is worse than its characters one by one, all of them unknown, is never chosen and can go."""
+    unused: NDArray[np.bool_] = (attributes & UNUSED) != 0
+    for token_id in np.flatnonzero(unused & ~(values >= lowest)).tolist():
+        length = len(vocabulary.texts[token_id] or "")
+        if length < 2 or not values[token_id] < length * (lowest - _UNKNOWN_PENALTY):
+            raise NotBuildable("an unused token has a lower score than every normal one")
+        unused[token_id] = False
+    return unused
 
 
 class Ugm:
@@ -67,14 +84,13 @@ class Ugm:
 
     def __init__(self, recipe: UgmRecipe) -> None:
         vocabulary = recipe.vocabulary
-        reachable = NORMAL | UNUSED
         # A text never holds a space once it is normalized, so a token with one is out of reach.
         pieces = [
-            (text or "" if attribute & reachable else f" {i}", score)
-            for i, (text, attribute, score) in enumerate(
+            (text or "" if reached else f" {i}", score)
+            for i, (text, reached, score) in enumerate(
                 zip(
                     vocabulary.texts,
-                    vocabulary.attributes,
+                    recipe.reached,
                     np.frombuffer(recipe.scores, np.float32).tolist(),
                     strict=True,
                 )
@@ -87,8 +103,7 @@ class Ugm:
             tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(word), "isolated")
         self._runner = Runner(tokenizer, len(vocabulary))
         self._prefix, self._merge = vocabulary.add_space_prefix, vocabulary.remove_extra_whitespaces
-        self._map = recipe.charsmap
-        self._replace = _replacer(self._map)
+        self._map = CharacterMap(recipe.charsmap)
 
     def encode(self, pieces: Sequence[str], heads: Sequence[bool]) -> list[list[int]]:
         """See Model."""
@@ -99,8 +114,7 @@ class Ugm:
 
     def normalize(self, text: str) -> str:
         """A piece as the engine's Viterbi search sees it: mapped, spaces as marks, merged and prefixed by the flags."""
-        if self._replace is not None:
-            text = self._replace.sub(lambda match: self._map[match[0]], text)
+        text = self._map.apply(text)
         if self._merge:
             return "".join(SPACE_MARK + word for word in text.split(" ") if word)
         if self._prefix:
@@ -108,15 +122,3 @@ class Ugm:
             spaces = len(text) - len(text.lstrip(" "))
             text = text if spaces == len(text) else f"{text[:spaces]} {text[spaces:]}"
         return text.replace(" ", SPACE_MARK)
-
-
-def _replacer(mapping: dict[str, str]) -> re.Pattern[str] | None:
-    """An expression for the longest key at each position."""
-    if not mapping:
-        return None
-    single = [key for key in mapping if len(key) == 1]
-    longer = sorted((key for key in mapping if len(key) > 1), key=len, reverse=True)
-    parts = [re.escape(key) for key in longer]
-    if single:
-        parts.append(f"[{''.join(map(re.escape, single))}]")
-    return re.compile("|".join(parts))

@@ -121,7 +121,8 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def attributes(self) -> list[int]:
-        return np.frombuffer(self.packed_attributes, np.uint16).tolist()
+        values: list[int] = np.frombuffer(self.packed_attributes, np.uint16).tolist()
+        return values
 
     @cached_property
     def special_ids(self) -> list[int]:
