@@ -11,13 +11,15 @@ import signal
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import trio
 
 from pumas import log
 from pumas.app import build_app
 from pumas.config import Config
-from pumas.contract.descriptors import Available
+from pumas.contract.descriptors import Available, ServedModel
 from pumas.http.listen import Listening
 from pumas.http.serve import serve
 from pumas.served import Served, load_models
@@ -105,12 +107,47 @@ async def _load(config: Config, supervisor: Supervisor, served: Served, stop: tr
 
 
 def _announce(listening: Listening, served: Served) -> None:
-    for model in served.snapshots():
-        available = [c.capability for c in model.capabilities if c.availability == Available()]
+    """What is served, how to ask it, and the word that a first request would be served now."""
+    models = served.snapshots()
+    for model in models:
+        available = _available(model)
         what = ", ".join(available) if available else model.detail.get("error", "unavailable")
         say(f"  {model.model}  {model.profile}  {model.load_state}  {what}")
+    url = next((url for url in listening.urls if url.startswith("http")), None)
+    for line in _examples(url, models) if url else ():
+        say(line)
     for url in listening.urls:
         say(f"ready on {url}")
+
+
+def _available(model: ServedModel) -> list[str]:
+    return [c.capability for c in model.capabilities if c.availability == Available()]
+
+
+def _examples(url: str, models: list[ServedModel]) -> list[str]:
+    """Lines for a shell that work as they are printed: one for each kind of model, and the list."""
+    lines = []
+    asked = set[str]()
+    for model in models:
+        for capability, (route, body) in _EXAMPLES.items():
+            if capability in _available(model) and capability not in asked:
+                asked.add(capability)
+                data = msgspec.json.encode({"model": model.model, **body}).decode().replace("'", "'\\''")
+                lines.append(f"  curl {url}{route} -H 'Content-Type: application/json' -d '{data}'")
+    return [*lines, f"  curl {url}/v1/served-models"]
+
+
+_EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat_generation": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
+            "temperature": 0,
+        },
+    ),
+    "text_embedding": ("/v1/embeddings", {"input": ["a first text", "a second one"], "dimensions": 8}),
+    "rerank": ("/v1/rerank", {"query": "capital of France", "documents": ["Paris", "a banana"]}),
+}
 
 
 def _supervisor_config(config: Config) -> SupervisorConfig:

@@ -17,6 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.gateway import gateway
+
+__all__ = ["gateway"]
+
 LEAK_BOUND_S = 20.0
 """How long what is on its way out may take; only a leak waits so long."""
 

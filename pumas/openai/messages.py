@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -62,18 +62,14 @@ def _message(given: dict[str, Any], index: int, images: Iterator[Image]) -> Mess
 
 
 def _past_call(call: Any, at: str) -> dict[str, Any]:
-    """A call as templates read it: its arguments as an object where they are one (they put them through `tojson`)."""
+    """A call of an earlier turn, in the public API's shape."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _bad(f"{at}: expected {{id, type: function, function: {{name, arguments}}}}")
     arguments = function.get("arguments", "{}")
     if not isinstance(arguments, str):
         raise _bad(f"{at}.function.arguments: expected JSON text")
-    try:
-        parsed = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        parsed = arguments
-    return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": parsed}}
+    return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _parts(content: Any, at: str, role: str, images: Iterator[Image]) -> tuple[Part, ...]:
@@ -87,7 +83,7 @@ def _parts(content: Any, at: str, role: str, images: Iterator[Image]) -> tuple[P
             parts.append(TextPart(part["text"]))
         elif kind == "image_url" and role == "user" and set(part) <= {"type", "image_url"}:
             image = next(images)
-            parts.append(ImagePart("png" if image.encoding == "png" else "jpeg", image.data))
+            parts.append(ImagePart(image.encoding, image.data))
         elif kind in ("input_audio", "file", "refusal"):
             message = f"{where}: {kind} parts are not accepted by this model"
             raise ContractError("unsupported_modality", message, field="messages")
@@ -98,7 +94,7 @@ def _parts(content: Any, at: str, role: str, images: Iterator[Image]) -> tuple[P
 
 
 class _DataUri(msgspec.Struct, frozen=True):
-    encoding: str
+    encoding: Literal["png", "jpeg"]
     data_base64: str
 
 
@@ -123,7 +119,7 @@ def _data_uri(given: Any, number: int, index: int) -> _DataUri:
     return _DataUri(encoding, data)
 
 
-_ENCODINGS = {
+_ENCODINGS: dict[str, Literal["png", "jpeg"]] = {
     "data:image/png;base64": "png",
     "data:image/jpeg;base64": "jpeg",
     "data:image/jpg;base64": "jpeg",

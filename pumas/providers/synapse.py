@@ -272,14 +272,13 @@ def chat_json(operation: GenerateText) -> bytes:
 
 
 def _message_json(message: Message) -> dict[str, Any]:
-    content = message.content
+    content: Any = message.content
     if isinstance(content, tuple):
-        texts = []
-        for part in content:
+        content = []
+        for part in message.content or ():
             if not isinstance(part, TextPart):
                 raise ContractError("unsupported_modality", "this model takes text only", field="messages")
-            texts.append(part.text)
-        content = "".join(texts)
+            content.append({"type": "text", "text": part.text})
     body: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
         body["tool_calls"] = list(message.tool_calls)
