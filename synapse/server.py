@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 
@@ -36,6 +37,7 @@ class ServerSpec:
         ready: whether the booting program can serve; must not raise.
         healthy: whether the running one still answers; must not raise, is bounded by `Limits.ping_s`.
         size: bytes of its artifact: the boot's deadline grows with it as LOAD's does.
+        socket: the Unix socket that it makes, which it leaves behind: removed before each start.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ServerSpec:
     healthy: Question
     env: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
+    socket: str | None = None
 
 
 class ManagedServer:
@@ -77,6 +80,7 @@ class ManagedServer:
         self._failure: SynapseError | None = None
         self._settled = trio.Event()
         self._probe = trio.Event()
+        self._ended = trio.Event()
 
     async def ready(self) -> None:
         """Wait until it is loaded. Raises what made it fail: SetupError, LaneUnavailable, Quarantined."""
@@ -93,6 +97,11 @@ class ManagedServer:
             self._set("loading", None)
             self._probe.set()
         await self.ready()
+
+    async def gone(self, generation: int) -> None:
+        """Wait until the process of this generation is gone. Blocks for ever while it lives: bound it."""
+        while self.pid is not None and self.generation == generation:
+            await self._ended.wait()
 
     async def run(self) -> None:
         """Start it again and again, as the budget allows; between quarantine and probe there is no process."""
@@ -118,6 +127,8 @@ class ManagedServer:
         """One process, from spawn to reap. Raises EngineCrashed, SetupError; never returns."""
         crash: EngineCrashed | None = None
         self.generation += 1
+        if self.spec.socket is not None:
+            Path(self.spec.socket).unlink(missing_ok=True)
         async with managed_process(self.spec.argv, env=self.spec.env) as process:
             self.pid = process.pid
             try:
@@ -126,6 +137,8 @@ class ManagedServer:
                     crash = await self._serve(process)
             finally:
                 self.pid = None
+                ended, self._ended = self._ended, trio.Event()
+                ended.set()
             # The watcher ended the block: the process is gone.
             crash = crash or await self._exit_of(process)
         raise crash

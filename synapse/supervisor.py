@@ -23,6 +23,7 @@ from synapse.policy.health import Health
 from synapse.policy.threads import Threads
 from synapse.ports import Host, WorkerSpec
 from synapse.quarantine import QuarantineStore
+from synapse.server import ManagedServer, ServerSpec
 from synapse.text import TextService, open_text_service
 
 __all__ = ["Profile", "Supervisor", "SupervisorConfig", "default_directory", "open_supervisor"]
@@ -81,7 +82,7 @@ class Supervisor:
             budget=self._budgets.setdefault(profile.engine, CrashBudget(_budget_config(limits))),
             store=self._store,
             threads=self._threads,
-            entropy=lambda: int.from_bytes(self._config.entropy(6), "big") / 2**48,
+            entropy=self._entropy,
             new_spec=self._spec,
         )
         lane = Lane(path, profile, surroundings)
@@ -103,6 +104,19 @@ class Supervisor:
             raise
         return lane
 
+    def serve(self, spec: ServerSpec) -> ManagedServer:
+        """Begin to run a foreign server program under the same supervision as workers; at once (D14).
+
+        Raises: LaneUnavailable while the supervisor shuts down.
+        """
+        if self._closing:
+            raise LaneUnavailable("runtime_unavailable", "the supervisor shuts down")
+        limits = self._config.limits
+        budget = self._budgets.setdefault("server", CrashBudget(_budget_config(limits)))
+        server = ManagedServer(spec, limits, budget, self._store, self._entropy)
+        self._nursery.start_soon(server.run)
+        return server
+
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """All lanes that were started and not unloaded."""
@@ -117,6 +131,10 @@ class Supervisor:
             threads=self._threads.cores,
             threads_granted=self._threads.granted,
         )
+
+    def _entropy(self) -> float:
+        """Uniform in [0, 1)."""
+        return int.from_bytes(self._config.entropy(6), "big") / 2**48
 
     async def _own(self, lane: Lane) -> None:
         try:

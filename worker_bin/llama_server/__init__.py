@@ -1,0 +1,1 @@
+"""llama-server as the xllamacpp package carries it, on a Unix socket: for machines without one in PATH."""
