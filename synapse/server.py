@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import trio
 
@@ -128,7 +127,7 @@ class ManagedServer:
         crash: EngineCrashed | None = None
         self.generation += 1
         if self.spec.socket is not None:
-            Path(self.spec.socket).unlink(missing_ok=True)
+            await trio.Path(self.spec.socket).unlink(missing_ok=True)
         async with managed_process(self.spec.argv, env=self.spec.env) as process:
             self.pid = process.pid
             try:

@@ -1,4 +1,4 @@
-"""`python -m worker_bin.llama_server --model FILE --host SOCKET.sock ...`: a llama-server for as long as the parent lives.
+"""`python -m worker_bin.llama_server --model FILE --host PATH.sock ...`: a llama-server while the parent lives.
 
 The few arguments are those of llama-server itself, so that the program in PATH and this one are started alike. It ends
 with the guard above it (see worker_bin.guard), or at SIGTERM: at once, in mid-request too.

@@ -123,7 +123,9 @@ async def start_server(
 ) -> tuple[Upstream, ManagedServer, tuple[str, ...]]:
     """Begin to run a llama-server; it boots while the caller goes on.
 
-    Returns (its client, its supervision, the capabilities that the model's file records). Raises: SetupError, InvalidInput.
+    Returns (its client, its supervision, the capabilities that the model's file records).
+
+    Raises: SetupError, InvalidInput.
     """
     program = find_program(options.program)
     info = await supervisor.text.ingest(options.path)
