@@ -23,8 +23,9 @@ LARGE_BYTES = 128 * 1024
 
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_REQUEST_ID}}}", re.A)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_TOKEN = re.compile(rb'"[^"]*+"[ \t\r\n]*+(:)?|[{}\[\]]')
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_KEY_OR_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|"[^"]*+"(?![ \t\r\n]*+:))*+("[^"]*+"|[{}\[\]])')
+"""The next key or bracket; values that are strings are skipped without coming to Python."""
+_BAD_ESCAPE = re.compile(rb"\\u[dD](?![0-9a-fA-F]{3})")
 _EXPONENT = re.compile(rb"(?<=[0-9])[eE][+-]?[0-9]++")
 _LONG_INTEGER = re.compile(rb"(?<![0-9.])[1-9][0-9]{299,}+")
 
@@ -57,22 +58,25 @@ def load(body: bytes, limit: int = MAX_REQUEST_BYTES) -> Any:
     except (msgspec.DecodeError, RecursionError) as error:
         raise _refusal(f"body is not strict JSON: {error}", _loosen(clean)) from None
     if _count_members(value) != members:
-        key = next(key for _, key, seen in _keys(body, clean) if seen)
-        raise _refusal(f"key `{key[:64]}` is given twice in one object", body)
+        raise _refusal("", body)
     return value
 
 
 def _refusal(message: str, readable: bytes) -> ContractError:
-    """`readable`: the body, made readable where it was JSON but not strict; its request_id is echoed (C1)."""
-    error = ContractError("invalid_request", message)
+    """Refuse, echoing the request_id where there is exactly one (C1).
+
+    Args:
+        message: why; empty where the reason is a repeated key that is still to be found.
+        readable: the body, made readable where it was JSON but not strict.
+    """
     try:
         value = msgspec.json.decode(readable)
     except (msgspec.DecodeError, RecursionError):
-        return error
-    if isinstance(value, dict):
-        given = sum(depth == 1 and key == "request_id" for depth, key, _ in _keys(readable, _mask_escapes(readable)))
-        error.request_id = valid_request_id(value.get("request_id")) if given == 1 else None
-    return error
+        return ContractError("invalid_request", message)
+    repeated, ids = _find_repeated(readable, _mask_escapes(readable))
+    request_id = valid_request_id(value.get("request_id")) if isinstance(value, dict) and ids == 1 else None
+    message = message or f"key `{(repeated or '')[:64]}` is given twice in one object"
+    return ContractError("invalid_request", message, request_id=request_id)
 
 
 def _mask_escapes(body: bytes) -> bytes:
@@ -124,25 +128,33 @@ def _count_members(value: Any) -> int:
     return count
 
 
-def _keys(body: bytes, clean: bytes) -> Any:
-    """Every key of valid JSON in order: (depth of its object, key, whether its object had it already)."""
+def _find_repeated(body: bytes, clean: bytes) -> tuple[str | None, int]:
+    """The first key that its object has already; how often the outermost object has `request_id`. Valid JSON only."""
+    repeated: str | None = None
+    ids = 0
     objects: list[set[str]] = []
-    for token in _TOKEN.finditer(clean):
-        first = clean[token.start()]
-        if first == 0x22:
-            if token[1]:
-                key = msgspec.json.decode(body[token.start() : clean.index(b'"', token.start() + 1) + 1], type=str)
-                yield len(objects), key, key in objects[-1]
-                objects[-1].add(key)
-        elif first in b"[{":
+    for found in _KEY_OR_BRACKET.finditer(clean):
+        start, end = found.span(1)
+        mark = clean[start]
+        if mark == 0x22:
+            text = body[start + 1 : end - 1]
+            key = msgspec.json.decode(body[start:end], type=str) if b"\\" in text else text.decode()
+            if key in objects[-1] and repeated is None:
+                repeated = key
+            objects[-1].add(key)
+            ids += len(objects) == 1 and key == "request_id"
+        elif mark in b"[{":
             objects.append(set())
-        elif objects:
+        else:
             objects.pop()
+    return repeated, ids
 
 
 def _loosen(clean: bytes) -> bytes:
     """The text with what strict reading refuses and the grammar allows made harmless: surrogates, huge numbers."""
-    pieces = _SURROGATE.sub(b"~~~~~~", clean).split(b'"')
+    if _BAD_ESCAPE.search(clean):
+        return b""
+    pieces = clean.replace(b"\\ud", b"~~~").replace(b"\\uD", b"~~~").split(b'"')
     outside = b'"'.join(pieces[::2])
     pieces[::2] = _EXPONENT.sub(b"", _LONG_INTEGER.sub(b"1", outside)).split(b'"')
     return b'"'.join(pieces)

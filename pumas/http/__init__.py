@@ -1,19 +1,5 @@
-"""The HTTP side's machinery: a serve loop that one client cannot hurt, its guard, bodies and event streams."""
+"""The HTTP side's machinery; import from its modules (docs/http.md).
 
-from pumas.http.config import HttpConfig, HttpSetupError
-from pumas.http.exchange import AsgiApp, ClientGone, Message, Receive, Scope, Send
-from pumas.http.listen import Listening
-from pumas.http.serve import serve
-
-__all__ = [
-    "AsgiApp",
-    "ClientGone",
-    "HttpConfig",
-    "HttpSetupError",
-    "Listening",
-    "Message",
-    "Receive",
-    "Scope",
-    "Send",
-    "serve",
-]
+`serve` and `config` listen and serve, `guard` decides who may ask, `body` and `stream` are what a route uses, `exchange`
+holds ASGI's types and the two errors that end an answer.
+"""

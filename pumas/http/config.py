@@ -30,9 +30,12 @@ class HttpConfig:
     max_connections: int = 1024
     """Within RLIMIT_NOFILE; what comes on top waits unaccepted (decision D11)."""
     backlog: int = 1024
+    """Connections that the system holds until they are accepted."""
     requests_per_connection: int = 10_000
+    """After so many a connection is closed."""
 
     handshake_s: float = 10.0
+    """For TLS."""
     header_s: float = 15.0
     """From a request's first byte to the end of its headers."""
     idle_s: float = 30.0
@@ -47,6 +50,7 @@ class HttpConfig:
     """For how long the rest of a refused body is read and dropped, so that the refusal reaches a client that writes
     everything before it reads."""
     linger_bytes: int = 64 << 20
+    """At most so much of it."""
     websocket_close_s: float = 1.0
     """From a WebSocket's end to the cancellation of an endpoint that has not noticed."""
 

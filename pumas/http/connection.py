@@ -30,7 +30,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.utils import parse_socket_addr
 
 from pumas.http.config import HttpConfig
-from pumas.http.exchange import AsgiApp, ClientGone, Exchange, Message
+from pumas.http.exchange import AnswerCut, AsgiApp, ClientGone, Exchange, Message
 from pumas.http.hangup import wait_hang_up
 from pumas.http.protocol import Http1, HttpStream, WebSocketStream
 
@@ -129,15 +129,30 @@ class Connection:
                 await self._flush_alone()
             elif self._out and not self._send_lock.locked():
                 self._nursery.start_soon(self._flush_alone)
+            if self._piles_up():
+                self._torn = True
+                return
 
     def _full(self) -> bool:
+        """Whether reading must wait: for the application to take some of its body, or, where only its bookkeeping
+        is left, for its end."""
         exchange = self.exchange
         if exchange is None:
             return False
-        if exchange.held() > self._config.read_ahead_bytes:
-            return True
-        waits_behind = exchange.body_done or isinstance(self._answer, WebSocketStream)
-        return waits_behind and self._protocol.waiting_bytes() > self._config.pipeline_bytes
+        if exchange.handed_over:
+            return exchange.body_done and self._waits_behind()
+        return exchange.held() > self._config.read_ahead_bytes
+
+    def _piles_up(self) -> bool:
+        """Whether the client sends more behind an unanswered request than is held. Were it left unread, the client's
+        end would hide behind it, so it is cut off instead."""
+        exchange = self.exchange
+        if exchange is None or exchange.handed_over:
+            return False
+        return (exchange.body_done or isinstance(self._answer, WebSocketStream)) and self._waits_behind()
+
+    def _waits_behind(self) -> bool:
+        return self._protocol.waiting_bytes() > self._config.pipeline_bytes
 
     async def _room(self) -> bool:
         """Wait until the application has taken some of what is here. False: the client has left."""
@@ -214,7 +229,7 @@ class Connection:
         try:
             with exchange.cancel:
                 await self._app(exchange.scope, exchange.receive, exchange.send)
-        except* ClientGone:
+        except* (ClientGone, AnswerCut):
             pass
         except* Exception:
             log.exception("fault in the application: %s", exchange.scope["path"])

@@ -24,6 +24,10 @@ class ClientGone(OSError):
     """The client has left: whatever is sent from now on reaches nobody."""
 
 
+class AnswerCut(Exception):
+    """The application cannot finish the answer that it has begun, and has said why elsewhere: cut the connection."""
+
+
 class Link(Protocol):
     """What an exchange needs of its connection."""
 

@@ -1,0 +1,40 @@
+"""The log: one harmless line for each event, whatever a client put into it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pumas import log
+
+
+def test_nobody_forges_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    log.event("request", path='/x\n2026-01-01 forged "a\\b\u202e\x1b[2J', status=200, code=None, seconds=0.12345)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert r'path="/x\n2026-01-01 forged \"a\\b\u202e\u001b[2J"' in line
+    assert "status=200" in line
+    assert "seconds=0.123" in line
+    assert "code" not in line
+
+
+def test_libraries_write_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.handlers, root.level
+    try:
+        log.install()
+        logging.getLogger("some.library").warning("two\nlines")
+    finally:
+        root.handlers, root.level = before
+    (line,) = capsys.readouterr().err.splitlines()
+    assert r'warning logger=some.library message="two\nlines"' in line
+
+
+def test_a_bug_is_logged_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise KeyError("x")
+    except KeyError as error:
+        log.bug("route_failed", error, path="/p")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Traceback" in line
+    assert "KeyError" in line
