@@ -1,8 +1,7 @@
 """The pool of text processes as async calls: digests, headers, tokenizers, chat templates, grammars (W13).
 
 Whatever a request's text does to the process that handles it costs that request only: it fails as input that cannot be
-served, the process is replaced, and what else waited is done by the others. Nothing is sent twice for a request whose
-process died, and nothing here spends a lane's crash budget.
+served, the process is replaced, and what else waited is done by the others. Nothing here spends a lane's crash budget.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import collections
 import contextlib
 import os
 import secrets
-import sys
+import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ import trio
 from numpy.typing import NDArray
 
 from synapse.errors import EngineCrashed, EngineRefused, InvalidInput, LaneUnavailable, SetupError
+from synapse.host import python_worker
 from synapse.limits import Limits
 from synapse.ports import Host, WorkerSpec
 from synapse.wire.messages import (
@@ -75,6 +75,8 @@ class _Job:
     step: str
     slow: bool
     raw_frame: bool = True
+    tried: bool = False
+    """A process was killed from outside while it had it."""
     done: trio.Event = field(default_factory=trio.Event)
     withdrawn: bool = False
     result: tuple[Reply, memoryview] | None = None
@@ -95,7 +97,7 @@ class TextService:
     def __init__(self, limits: Limits, cache_dir: str) -> None:
         self._limits, self._cache_dir = limits, cache_dir
         self._waiting: collections.deque[_Job] = collections.deque()
-        self._changed = trio.Condition()
+        self._idle = trio.lowlevel.ParkingLot()
         self._down: dict[int, str] = {}
         """Slot → why its process did not start, several times in a row."""
         self._slots = 0
@@ -187,13 +189,12 @@ class TextService:
         self, request: Request, raw: bytes, deadline_s: float, step: str, *, slow: bool
     ) -> tuple[Reply, memoryview]:
         job = _Job(request, raw, deadline_s, step, slow, raw_frame=not isinstance(request, Ingest))
-        async with self._changed:
-            if self._closed:
-                raise _closing()
-            if self._slots and len(self._down) == self._slots:
-                raise _not_starting(next(iter(self._down.values())))
-            self._waiting.append(job)
-            self._changed.notify_all()
+        if self._closed:
+            raise _closing()
+        if self._slots and len(self._down) == self._slots:
+            raise _not_starting(next(iter(self._down.values())))
+        self._waiting.append(job)
+        self._idle.unpark_all()
         try:
             await job.done.wait()
         except trio.Cancelled:
@@ -206,15 +207,14 @@ class TextService:
 
     async def _next(self, quick_only: bool) -> _Job:
         """The first waiting request that this process may take. Cancelling leaves the queue as it is."""
-        async with self._changed:
-            while True:
-                for job in [job for job in self._waiting if job.withdrawn]:
+        while True:
+            for job in [job for job in self._waiting if job.withdrawn]:
+                self._waiting.remove(job)
+            for job in self._waiting:
+                if not (quick_only and job.slow):
                     self._waiting.remove(job)
-                for job in self._waiting:
-                    if not (quick_only and job.slow):
-                        self._waiting.remove(job)
-                        return job
-                await self._changed.wait()
+                    return job
+            await self._idle.park()
 
     # --- the processes ------------------------------------------------------------------------------------------------
 
@@ -261,10 +261,12 @@ class TextService:
         except EngineRefused as error:
             job.finish(None, InvalidInput(error.message))
         except EngineCrashed as error:
-            if handed_over:
+            if handed_over and (job.tried or not _killed_from_outside(error)):
                 job.finish(None, InvalidInput(_death(job, error)))
             else:
-                self._waiting.appendleft(job)
+                job.tried = handed_over
+                self._waiting.appendleft(job)  # nothing came of it yet: text work has no effects
+                self._idle.unpark_all()
         except BaseException:
             job.finish(None, _closing())
             raise
@@ -303,7 +305,7 @@ class TextService:
     def _spec(self, slot: int) -> WorkerSpec:
         return WorkerSpec(
             worker_id=f"text-{slot}-{secrets.token_hex(4)}",
-            argv=[sys.executable, "-m", "worker_bin.text"],
+            argv=python_worker("text"),
             nonce=secrets.token_hex(8),
             env={"SYNAPSE_WRITE_DIRS": self._cache_dir},
         )
@@ -334,6 +336,11 @@ async def open_text_service(
         finally:
             service.close()
             nursery.cancel_scope.cancel()
+
+
+def _killed_from_outside(error: EngineCrashed) -> bool:
+    """SIGKILL that was not ours: somebody's, or the kernel's for want of memory. The request need not be its cause."""
+    return error.stage in ("request", "idle") and error.exit_status == -signal.SIGKILL
 
 
 def _death(job: _Job, error: EngineCrashed) -> str:

@@ -41,6 +41,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """The vocabulary, msgpack; empty where the tokenizer holds it."""
     template: str
     """The chat template's source, empty without one."""
+    typed_content: bool = False
+    object_arguments: bool = False
+    """How the template wants its messages (`synapse.artifacts.template_traits`)."""
 
 
 class IngestCache:

@@ -144,6 +144,8 @@ class ChatTemplate:
                 length += len(part)
                 if length > MAX_PROMPT_CHARS:
                     raise TooMuch(f"the prompt is longer than {MAX_PROMPT_CHARS} characters")
+        except MemoryError:
+            raise  # the caller's limit
         except TemplateRaised as error:
             raise TemplateError(f"the chat template refuses this conversation: {error}") from error
         except Exception as error:  # foreign code: whatever it raises is its answer to this conversation

@@ -1,0 +1,158 @@
+"""The models that a text process has open: from the ingest cache by digest, from the file where it is not there."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from synapse.artifacts.cache import Entry, IngestCache
+from synapse.artifacts.digest import open_artifact, sha256_of, stamp_of
+from synapse.artifacts.gguf import ArtifactInvalid, read_header
+from synapse.artifacts.ingest import Encoder, SpecialFinder, compiled, first_difference, make_entry, try_template
+from synapse.artifacts.template import ChatTemplate, TemplateError
+from synapse.artifacts.template_fallbacks import FALLBACKS
+from synapse.artifacts.tokenizer import CacheInvalid, NotBuildable, Tokenizer, build_tokenizer
+from synapse.artifacts.tokenizer.cache import pack, unpack
+from synapse.artifacts.tokenizer.vocabulary import Vocabulary, read_vocabulary
+from synapse.wire.messages import ModelFile
+from worker_bin.text.bounds import OutOfTime, interrupted_after
+
+MAX_OPEN: Final = 6
+TEMPLATE_CPU_S: Final = 1.0
+"""CPU time to compile a template, to try it, or to render with it."""
+
+
+PROBE: Final = ("Hello, world!", " a  b\n\n\tc", "naïve 日本語 🙂 123456", "<|im_end|></s>[SEP] x", "")
+
+
+@dataclass
+class OpenModel:
+    """One model, ready to tokenize."""
+
+    entry: Entry
+    tokenizer: Encoder
+    honours_literal: bool
+    specials: SpecialFinder
+    _templates: dict[str | None, ChatTemplate] = field(default_factory=dict)
+
+    def template(self, name: str | None) -> ChatTemplate:
+        """The model's own template, or the built-in one of that name; compiled once. Raises: TemplateError."""
+        if name not in self._templates:
+            if name is not None and name not in FALLBACKS:
+                raise TemplateError(f"no chat template is called {name!r}; known are {', '.join(FALLBACKS)}")
+            if name is None and not self.entry.template:
+                raise TemplateError("the model has no chat template")
+            source = None if name is None else FALLBACKS[name]
+            self._templates[name] = compiled(self.entry, source)
+        return self._templates[name]
+
+
+class Models:
+    """At most MAX_OPEN open models; the one that was not used for longest goes first."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, OpenModel] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def ingest(self, path: str, cache_dir: str) -> Entry:
+        """What there is to know of a model file, from the cache where it is known. Raises: ArtifactInvalid."""
+        cache = IngestCache(cache_dir)
+        with open_artifact(path) as descriptor:
+            digest = _digest(descriptor, cache)
+            return cache.load(digest) or self._ingest(descriptor, path, digest, cache).entry
+
+    def open(self, model: ModelFile) -> OpenModel:
+        """Raises: ArtifactInvalid if the file is not what the digest says, and where the cache does not have it."""
+        known = self._open.get(model.digest)
+        if known is not None:
+            self._open.move_to_end(model.digest)
+            return known
+        cache = IngestCache(model.cache_dir)
+        entry = cache.load(model.digest)
+        if entry is not None:
+            try:
+                return self._keep(self._from_entry(entry, model.path))
+            except CacheInvalid as error:
+                print(f"ingest cache: {model.digest}: {error}; it is made anew", file=sys.stderr, flush=True)
+        with open_artifact(model.path) as descriptor:
+            digest = sha256_of(descriptor)
+            if digest != model.digest:
+                raise ArtifactInvalid(f"{model.path} is no longer the file that was ingested: it has {digest}")
+            return self._ingest(descriptor, model.path, digest, cache)
+
+    def _keep(self, model: OpenModel) -> OpenModel:
+        self._open[model.entry.info.digest] = model
+        while len(self._open) > MAX_OPEN:
+            self._open.popitem(last=False)
+        return model
+
+    def _from_entry(self, entry: Entry, path: str) -> OpenModel:
+        if entry.tokenizer:
+            tokenizer = Tokenizer(unpack(entry.tokenizer))
+            return OpenModel(entry, tokenizer, True, SpecialFinder(tokenizer.vocabulary))
+        vocabulary = msgspec.msgpack.decode(entry.vocabulary, type=Vocabulary)
+        with open_artifact(path) as descriptor:
+            return self._by_engine(entry, descriptor, path, vocabulary)
+
+    def _by_engine(self, entry: Entry, descriptor: int, path: str, vocabulary: Vocabulary) -> OpenModel:
+        from worker_bin.text.engine_tokenizer import EngineTokenizer
+        from worker_bin.text.vocab import EngineVocabulary
+
+        tokenizer = EngineTokenizer(EngineVocabulary(descriptor, path), vocabulary)
+        return OpenModel(entry, tokenizer, tokenizer.honours_literal, SpecialFinder(vocabulary))
+
+    def _ingest(self, descriptor: int, path: str, digest: str, cache: IngestCache) -> OpenModel:
+        header = read_header(descriptor)
+        vocabulary = read_vocabulary(header)
+        tokenizer: Tokenizer | None
+        try:
+            tokenizer, reason = build_tokenizer(header), ""
+        except NotBuildable as error:
+            tokenizer, reason = None, str(error)
+        if tokenizer is not None:
+            reason = _probe(tokenizer, descriptor, path)
+        if tokenizer is not None and not reason:
+            entry = make_entry(header, digest, vocabulary, pack(tokenizer.recipe), "")
+            model = OpenModel(entry, tokenizer, True, SpecialFinder(vocabulary))
+        else:
+            entry = make_entry(header, digest, vocabulary, b"", reason)
+            model = self._by_engine(entry, descriptor, path, vocabulary)
+        try:
+            with interrupted_after(TEMPLATE_CPU_S):
+                model.entry = try_template(entry, model.specials, model.honours_literal)
+        except (OutOfTime, MemoryError):
+            info = msgspec.structs.replace(
+                entry.info, chat_template=False, template_error="the chat template takes too long or too much memory"
+            )
+            model.entry = msgspec.structs.replace(entry, info=info)
+        cache.store(model.entry)
+        return self._keep(model)
+
+
+def _probe(tokenizer: Tokenizer, descriptor: int, path: str) -> str:
+    """Why the built tokenizer must not be used; "" if it gives the engine's ids."""
+    from worker_bin.text.vocab import EngineVocabulary
+
+    with EngineVocabulary(descriptor, path) as engine:
+        if engine.size != len(tokenizer.vocabulary):
+            return f"the engine has {engine.size} tokens, the file lists {len(tokenizer.vocabulary)}"
+        return first_difference(
+            PROBE,
+            tokenizer,
+            lambda text, add, parse: engine.encode(text, add_special=add, parse_special=parse),
+        )
+
+
+def _digest(descriptor: int, cache: IngestCache) -> str:
+    stamp = stamp_of(descriptor)
+    digest = cache.digest(stamp)
+    if digest is None:
+        digest = sha256_of(descriptor)
+        cache.remember(stamp, digest)
+    return digest
