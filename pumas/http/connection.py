@@ -70,6 +70,8 @@ class Connection:
         """A request's first bytes have arrived and its headers have not ended."""
         self._stalling = False
         """The application waits for a part of the body."""
+        self._patience_s = 0.0
+        """For how long it may still wait: waiting spends it, bytes earn it back."""
         self._ended = False
         """The connection ends once what is buffered is sent."""
         self._hung_up = False
@@ -180,9 +182,13 @@ class Connection:
             if not self._heading:
                 self._heading = True
                 self._deadline(self._config.header_s)
-        elif self._stalling:
-            later = self._reading.deadline + n / self._config.body_rate_bytes
-            self._reading.deadline = min(later, trio.current_time() + self._config.body_stall_s)
+            return
+        earned = n / self._config.body_rate_bytes
+        if self._stalling:
+            earned += self._reading.deadline - trio.current_time()
+            self._deadline(min(earned, self._config.body_stall_s))
+        else:
+            self._patience_s = min(earned + self._patience_s, self._config.body_stall_s)
 
     async def want_body(self) -> None:
         """See `exchange.Link`."""
@@ -191,12 +197,13 @@ class Connection:
         exchange = self.exchange
         if exchange is not None and not exchange.body_done:
             self._stalling = True
-            self._deadline(self._config.body_stall_s)
+            self._deadline(self._patience_s)
 
     def got_body(self) -> None:
         """See `exchange.Link`."""
         if self._stalling:
             self._stalling = False
+            self._patience_s = self._reading.deadline - trio.current_time()
             self._deadline(math.inf)
         self._moved.set()
 
@@ -220,6 +227,7 @@ class Connection:
         self.exchange = exchange = Exchange(self, scope, send, buffered=buffered)
         self._answer = answer = self._protocol.stream
         self._heading = False
+        self._patience_s = self._config.body_stall_s
         self._deadline(math.inf)
         self._nursery.start_soon(self._serve, exchange, answer, send)
         return exchange.put

@@ -99,11 +99,11 @@ class Exchange:
         A WebSocket endpoint is told in a message and has `websocket_close_s` to end by itself.
         """
         self.gone = True
-        self._news.set()
         if not self._http:
             self.cancel.deadline = min(self.cancel.deadline, trio.current_time() + websocket_close_s)
         elif not self.handed_over:
-            self.cancel.cancel()
+            self.cancel.cancel()  # before the news, so that a waiting `receive` ends in it
+        self._news.set()
 
     # --- the application's side --------------------------------------------------------------------------------------
 
@@ -119,6 +119,8 @@ class Exchange:
             self._news = trio.Event()
             await self._news.wait()
         self._link.got_body()
+        if self.gone:
+            await trio.lowlevel.checkpoint_if_cancelled()
         return message
 
     def _take(self) -> Message | None:
