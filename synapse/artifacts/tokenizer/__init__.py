@@ -3,6 +3,7 @@
 from synapse.artifacts.tokenizer.errors import CacheInvalid, NotBuildable, TextInvalid
 from synapse.artifacts.tokenizer.models import TokenizerFailed
 from synapse.artifacts.tokenizer.partition import Span
+from synapse.artifacts.tokenizer.probe import probe_corpus, specials_of
 from synapse.artifacts.tokenizer.tokenizer import Tokenizer, build_tokenizer
 from synapse.artifacts.tokenizer.vocabulary import Vocabulary, read_vocabulary
 
@@ -15,5 +16,7 @@ __all__ = [
     "TokenizerFailed",
     "Vocabulary",
     "build_tokenizer",
+    "probe_corpus",
     "read_vocabulary",
+    "specials_of",
 ]

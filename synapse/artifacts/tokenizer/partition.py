@@ -40,30 +40,26 @@ class _Special:
 class Partition:
     """The special tokens of a vocabulary and where they cut a text.
 
-    Raises: NotBuildable if the file alone does not say which of two tokens comes first.
+    Args:
+        checked: `check` has let this vocabulary pass before.
+    Raises: NotBuildable, see `check`.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        if vocabulary.ambiguous:
-            raise NotBuildable(vocabulary.ambiguous)
-        if len(vocabulary.special_ids) > _MAX_SPECIALS:
-            raise NotBuildable(f"over {_MAX_SPECIALS} special tokens")
-        specials = []
-        for token_id in vocabulary.special_ids:
-            text, attribute = vocabulary.texts[token_id], vocabulary.attributes[token_id]
-            if text is None:
-                raise NotBuildable(f"the special token {token_id} is no UTF-8")
-            specials.append(
-                _Special(
-                    token_id,
-                    text,
-                    parsed_only=bool(attribute & (CONTROL | UNKNOWN)),
-                    lstrip=bool(attribute & LSTRIP),
-                    rstrip=bool(attribute & RSTRIP),
-                )
+    def __init__(self, vocabulary: Vocabulary, *, checked: bool = False) -> None:
+        if not checked:
+            check(vocabulary)
+        specials = [
+            _Special(
+                token_id,
+                vocabulary.texts[token_id] or "",
+                parsed_only=bool(attribute & (CONTROL | UNKNOWN)),
+                lstrip=bool(attribute & LSTRIP),
+                rstrip=bool(attribute & RSTRIP),
             )
+            for token_id in vocabulary.special_ids
+            for attribute in (vocabulary.attributes[token_id],)
+        ]
         specials.sort(key=lambda special: len(vocabulary.tokens[special.token_id]), reverse=True)
-        _check_order(specials, vocabulary)
         self._parsed = _Finder(specials)
         self._plain = _Finder([special for special in specials if not special.parsed_only])
 
@@ -201,21 +197,38 @@ def _shared(first: str, last: str) -> int:
     return length
 
 
-def _check_order(specials: Sequence[_Special], vocabulary: Vocabulary) -> None:
-    """Among tokens of the same length the engine's order is its sort's own: it must not matter."""
-    if sum(len(special.text) ** 2 for special in specials) > _MAX_SPECIAL_WORK:
-        raise NotBuildable("the special tokens are too long to be compared")
+def check(vocabulary: Vocabulary) -> None:
+    """Can texts be cut at this vocabulary's special tokens exactly as the engine does?
+
+    Raises: NotBuildable if the file alone does not say how, or if it would take too much to know.
+    """
+    if vocabulary.ambiguous:
+        raise NotBuildable(vocabulary.ambiguous)
+    specials = vocabulary.special_ids
+    if len(specials) > _MAX_SPECIALS:
+        raise NotBuildable(f"over {_MAX_SPECIALS} special tokens")
     by_length: dict[int, list[str]] = {}
-    for special in specials:
-        by_length.setdefault(len(vocabulary.tokens[special.token_id]), []).append(special.text)
+    work = 0
+    for token_id in specials:
+        text = vocabulary.texts[token_id]
+        if text is None:
+            raise NotBuildable(f"the special token {token_id} is no UTF-8")
+        work += len(text) ** 2
+        by_length.setdefault(len(vocabulary.tokens[token_id]), []).append(text)
+    if work > _MAX_SPECIAL_WORK:
+        raise NotBuildable("the special tokens are too long to be compared")
+    # Among tokens of one length the engine's order is its sort's own: it must not matter.
     for texts in by_length.values():
-        if len(texts) < 2:
-            continue
-        beginnings: dict[str, set[str]] = {}
-        for text in texts:
-            for length in range(1, len(text)):
-                beginnings.setdefault(text[:length], set()).add(text)
-        for text in texts:
-            for at in range(1, len(text)):
-                if beginnings.get(text[at:], set()) - {text}:
-                    raise NotBuildable(f"special tokens of one length overlap ({text!r}): their order is not known")
+        if len(texts) > 1:
+            _check_overlaps(texts)
+
+
+def _check_overlaps(texts: Sequence[str]) -> None:
+    beginnings: dict[str, set[str]] = {}
+    for text in texts:
+        for length in range(1, len(text)):
+            beginnings.setdefault(text[:length], set()).add(text)
+    for text in texts:
+        for at in range(1, len(text)):
+            if beginnings.get(text[at:], set()) - {text}:
+                raise NotBuildable(f"special tokens of one length overlap ({text!r}): their order is not known")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -47,58 +48,53 @@ def prepare(vocabulary: Vocabulary, header: Header) -> SpmRecipe:
     if sum(len(text) ** 2 for text in known) > _MAX_SPLIT_WORK:
         raise NotBuildable("the tokens are too long")
     count = len(vocabulary)
-    virtual: dict[str, int] = {}
-    byte_ids: list[int] = []
+    virtual: list[str] = []
     virtual_ids: list[list[int]] = []
-
-    def add_virtual(text: str, ids: list[int]) -> int:
-        virtual[text] = count + len(virtual)
-        virtual_ids.append(ids)
-        return virtual[text]
-
+    byte_ids: list[int] = []
     for byte in range(256):
-        name = f"<0x{byte:02X}>"
-        if name in known:
-            byte_ids.append(known[name])
-            continue
-        literal = known.get(chr(byte)) if byte < 0x80 else None
-        if literal is None:
-            raise NotBuildable(f"no token for the byte 0x{byte:02X}")
-        add_virtual(name, [literal])
-        byte_ids.append(literal)
+        token_id = known.get(f"<0x{byte:02X}>", -1)
+        if token_id < 0:
+            token_id = known.get(chr(byte), -1) if byte < 0x80 else -1
+            if token_id < 0:
+                raise NotBuildable(f"no token for the byte 0x{byte:02X}")
+            virtual.append(f"<0x{byte:02X}>")
+            virtual_ids.append([token_id])
+        byte_ids.append(token_id)
 
-    found: list[tuple[int, int, int, int]] = []  # left, right, token, length of the left part
-    mergeable: set[int] = set()
-    for token_id, text in enumerate(vocabulary.texts):
-        if text is None or len(text) < 2 or _out_of_reach(text, vocabulary.attributes[token_id]):
-            continue
+    candidates = [
+        (token_id, text)
+        for token_id, text in enumerate(vocabulary.texts)
+        if text is not None and len(text) > 1 and not _out_of_reach(text, vocabulary.attributes[token_id])
+    ]
+    parts = dict(known)  # what a token may be merged from: tokens, and characters whether they are tokens or not
+    for character in sorted(set().union(*(text for _, text in candidates)) - parts.keys()):
+        parts[character] = count + len(virtual)
+        virtual.append(character)
+        virtual_ids.append([byte_ids[byte] for byte in character.encode()])
+
+    found = array("i")  # left, right, token, length of the left part
+    part_id = parts.get
+    for token_id, text in candidates:
         for at in range(1, len(text)):
-            parts = []
-            for part in (text[:at], text[at:]):
-                part_id = known.get(part)
-                if part_id is None:
-                    if len(part) > 1:
-                        break
-                    part_id = virtual.get(part)
-                    if part_id is None:
-                        part_id = add_virtual(part, [byte_ids[byte] for byte in part.encode()])
-                parts.append(part_id)
-            else:
-                found.append((parts[0], parts[1], token_id, at))
-                mergeable.add(token_id)
+            left = part_id(text[:at])
+            if left is None:
+                continue
+            right = part_id(text[at:])
+            if right is not None:
+                found.extend((left, right, token_id, at))
 
-    table = np.array(found, np.int64).reshape(-1, 4)
+    table = np.array(found, np.int32).reshape(-1, 4)
     if np.isin(table[:, :2], [known[f"<0x{b:02X}>"] for b in range(256) if f"<0x{b:02X}>" in known]).any():
         raise NotBuildable("tokens are made of byte tokens' texts")
     order = np.lexsort((-table[:, 3], table[:, 2], -values[table[:, 2]]))
     recipe = SpmRecipe(
         vocabulary=vocabulary,
-        virtual_texts=list(virtual),
+        virtual_texts=virtual,
         virtual_ids=virtual_ids,
-        merges=table[order, :2].astype(np.int32).tobytes(),
+        merges=table[order, :2].tobytes(),
         before_mark="".join(sorted({text[m.start()] for text in known for m in _INNER_MARK.finditer(text)})),
     )
-    _check_ties(recipe, sorted(mergeable), values)
+    _check_ties(recipe, np.unique(table[:, 2]).tolist(), values)
     return recipe
 
 

@@ -8,8 +8,8 @@ from synapse.artifacts.gguf import Header
 from synapse.artifacts.tokenizer import bpe, cache, spm, ugm, wpm
 from synapse.artifacts.tokenizer.cache import Recipe
 from synapse.artifacts.tokenizer.errors import NotBuildable, TextInvalid
-from synapse.artifacts.tokenizer.models import Model
-from synapse.artifacts.tokenizer.partition import Partition, Span
+from synapse.artifacts.tokenizer.models import Model, collector_paused
+from synapse.artifacts.tokenizer.partition import Partition, Span, check
 from synapse.artifacts.tokenizer.pieces import piece_table
 from synapse.artifacts.tokenizer.vocabulary import Vocabulary, read_vocabulary
 
@@ -25,8 +25,9 @@ class Tokenizer:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.vocabulary: Vocabulary = recipe.vocabulary
-        self._partition = Partition(self.vocabulary)
-        self._model = _model(recipe)
+        with collector_paused():
+            self._partition = Partition(self.vocabulary, checked=True)
+            self._model = _model(recipe)
 
     def encode_batch(
         self,
@@ -95,7 +96,9 @@ class Tokenizer:
 
         Raises: CacheInvalid for anything that this version did not write, whole; NotBuildable never, unless it is new.
         """
-        return cls(cache.unpack(entry))
+        with collector_paused():
+            recipe = cache.unpack(entry)
+        return cls(recipe)
 
     def _ends(self) -> tuple[list[int], list[int]]:
         vocabulary = self.vocabulary
@@ -113,11 +116,14 @@ def build_tokenizer(header: Header) -> Tokenizer:
     Raises: NotBuildable where only the engine itself can tokenize for this model; ArtifactInvalid where not even that.
     Blocks: for seconds with large vocabularies; memory about 1 KiB for each token.
     """
-    return Tokenizer(prepare(read_vocabulary(header), header))
+    with collector_paused():
+        recipe = prepare(read_vocabulary(header), header)
+    return Tokenizer(recipe)
 
 
 def prepare(vocabulary: Vocabulary, header: Header) -> Recipe:
     """Derive what a tokenizer is built from. Raises: NotBuildable, ArtifactInvalid."""
+    check(vocabulary)
     match vocabulary.kind:
         case "bpe":
             return bpe.prepare(vocabulary, header)
