@@ -12,17 +12,20 @@ from synapse.artifacts.tokenizer.vocabulary import Vocabulary, read_vocabulary
 _SEED: Final = 20
 _MAX_SPECIALS: Final = 24
 _WORDS: Final = (
-    "The quick brown fox", "it's", "We'LL", "don't", "I'M", "they've", "3.14159", "1,000,000", "$5.99", "camelCaseWord",
-    "snake_case", "http://example.com/a?b=1&c=%20", "foo@example.org", "naïve", "Ångström", "ĳ", "ß", "ẞ", "İstanbul",
-    "ﬁ", "Ⅷ", "²³", "½", "①", "㎏", "ſ", "'ſ", "K", "我想在1314151天", "日本語テスト", "カタカナ", "ｶﾞ", "한국어", "각",
-    "中文，标点。", "　全角０１２", "مرحبا", "١٢٣٤", "שלום", "נִקּוּד", "हिन्दी", "தமிழ்", "১২৩", "ไทยภาษา", "ខ្មែរ", "😀", "😶‍🌫️", "👩‍👩‍👧‍👦",
-    "🇫🇷🇺🇸", "👍🏽", "#️⃣", "e\u0301", "a\u0308\u0323", "\u0301x", "か\u3099", "ﷺ", "™", "…", "——", "“quoted”", "▁", "a▁b",
-    "Ġ", "Ċ", "##ing", "<0x0A>", "a<0x41>b", "[EMPTY_3]", "[UNK]", "\u200b", "\ufeff", "\ufffd", "\x00", "\x07", "\x1c", "\x7f",
-    "\ue000", "\U000e0041", "\U0010ffff", "\U00012345", "\u0378",
+    "The quick brown fox", "it's", "We'LL", "don't", "I'M", "they've", "3.14159", "1,000,000", "$5.99",
+    "camelCaseWord", "snake_case", "http://example.com/a?b=1&c=%20", "foo@example.org", "naïve", "Ångström",
+    "ĳ", "ß", "ẞ", "İstanbul", "ﬁ", "Ⅷ", "²³", "½", "①", "㎏", "ſ", "'ſ", "K", "我想在1314151天",
+    "日本語テスト", "カタカナ", "ｶﾞ", "한국어", "각", "中文，标点。", "\u3000全角０１２", "مرحبا", "١٢٣٤",
+    "שלום", "נ\u05b4ק\u05bcו\u05bcד", "हिन\u094dदी", "தமிழ\u0bcd", "১২৩", "ไทยภาษา", "ខ\u17d2មែរ", "😀",
+    "😶\u200d🌫\ufe0f", "👩\u200d👩\u200d👧\u200d👦", "🇫🇷🇺🇸", "👍🏽", "#\ufe0f\u20e3", "e\u0301",
+    "a\u0308\u0323", "\u0301x", "か\u3099", "ﷺ", "™", "…", "——", "“quoted”", "▁", "a▁b", "Ġ", "Ċ",
+    "##ing", "<0x0A>", "a<0x41>b", "[EMPTY_3]", "[UNK]", "\u200b", "\ufeff", "�", "\x00", "\x07", "\x1c",
+    "\x7f", "\ue000", "\U000e0041", "\U0010ffff", "𒍅", "\u0378",
 )  # fmt: skip
 _CODE: Final = (
-    "def f(x):\n    return x**2  # comment\n", 'for (int i=0;i<10;++i){\n\tprintf("%d\\n", i);\n}', "a+=b; c<<=2; d&&e||!f",
-    '<p class="a">&nbsp;</p>', "SELECT * FROM t WHERE a='b';", '{"k": [1, 2.5, null], "s": "\\u00e9"}', "```py\nx\n```\n---\n",
+    "def f(x):\n    return x**2  # comment\n", "for (int i=0;i<10;++i){\n\tprintf(\"%d\\n\", i);\n}",
+    "a+=b; c<<=2; d&&e||!f", "<p class=\"a\">&nbsp;</p>", "SELECT * FROM t WHERE a='b';",
+    "{\"k\": [1, 2.5, null], \"s\": \"\\u00e9\"}", "```py\nx\n```\n---\n",
     "#include <stdio.h>\r\n\r\nint main(void) { return 0; }\r\n", "\\frac{a}{b} $x_i^2$",
 )  # fmt: skip
 _SPACES: Final = " \t\n\r\v\f\x85\xa0\u1680\u2000\u2003\u2009\u2028\u2029\u202f\u205f\u3000"
