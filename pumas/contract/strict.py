@@ -23,8 +23,8 @@ LARGE_BYTES = 128 * 1024
 
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_REQUEST_ID}}}", re.A)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_KEY_OR_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|"[^"]*+"(?![ \t\r\n]*+:))*+("[^"]*+"|[{}\[\]])')
-"""The next key or bracket; values that are strings are skipped without coming to Python."""
+_KEY_OR_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|"[^"]*+"(?![ \t\r\n]*+:))*+(?:("[^"]*+"|[{}\[\]])|\Z)')
+"""The next key or bracket, or the end. Other strings are skipped without coming to Python; no byte is read twice."""
 _BAD_ESCAPE = re.compile(rb"\\u[dD](?![0-9a-fA-F]{3})")
 _EXPONENT = re.compile(rb"(?<=[0-9])[eE][+-]?[0-9]++")
 _LONG_INTEGER = re.compile(rb"(?<![0-9.])[1-9][0-9]{299,}+")
@@ -135,6 +135,8 @@ def _find_repeated(body: bytes, clean: bytes) -> tuple[str | None, int]:
     objects: list[set[str]] = []
     for found in _KEY_OR_BRACKET.finditer(clean):
         start, end = found.span(1)
+        if start < 0:
+            break
         mark = clean[start]
         if mark == 0x22:
             text = body[start + 1 : end - 1]
