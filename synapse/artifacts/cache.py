@@ -21,7 +21,7 @@ import msgspec
 from synapse.artifacts.digest import Stamp
 from synapse.wire.messages import ModelInfo
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the entries' content: raised whenever what is stored, or how it is found, changes."""
 _MAGIC: Final = b"synapse ingest %d\n" % VERSION
 _MAX_ENTRY_BYTES: Final = 512 << 20
@@ -29,6 +29,15 @@ _SETTLED_NS: Final = 2_000_000_000
 """A file that changed more recently could change again without a new stamp: its digest is not remembered."""
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Traits(msgspec.Struct, frozen=True):
+    """How a chat template wants its messages (`synapse.artifacts.template_traits`)."""
+
+    typed_content: bool = False
+    """Contents as lists of parts."""
+    object_arguments: bool = False
+    """Tool calls' arguments as objects, not as JSON text."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +48,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """The tokenizer as `synapse.artifacts.tokenizer` stores it; empty where the engine's own has to be used."""
     vocabulary: bytes
     """The vocabulary, msgpack; empty where the tokenizer holds it."""
-    template: str
-    """The chat template's source, empty without one."""
-    typed_content: bool = False
-    object_arguments: bool = False
-    """How the template wants its messages (`synapse.artifacts.template_traits`)."""
+    templates: dict[str, str] = {}
+    """The chat templates' sources: the model's own under "", and the one for chats with tools, where it has one."""
+    traits: dict[str, Traits] = {}
+    """How they want their messages, by the same names."""
 
 
 class IngestCache:

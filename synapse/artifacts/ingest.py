@@ -12,14 +12,17 @@ from typing import Protocol
 
 import msgspec
 
-from synapse.artifacts.cache import Entry
+from synapse.artifacts.cache import Entry, Traits
 from synapse.artifacts.gguf import Header
 from synapse.artifacts.model import describe
 from synapse.artifacts.template import ChatTemplate, Span, TemplateError
+from synapse.artifacts.template_fallbacks import FALLBACKS
 from synapse.artifacts.template_traits import find_traits, injection_closed
 from synapse.artifacts.tokenizer.partition import trie_pattern
 from synapse.artifacts.tokenizer.vocabulary import CONTROL, UNKNOWN, Vocabulary
 
+TOOLS = "tool_use"
+"""What files call the template for chats with tools."""
 _HOSTILE_TEXTS = 8
 """Special tokens' texts that are tried inside of messages."""
 
@@ -88,36 +91,44 @@ def make_entry(header: Header, digest: str, vocabulary: Vocabulary, tokenizer: b
         info=info,
         tokenizer=tokenizer,
         vocabulary=b"" if tokenizer else msgspec.msgpack.encode(vocabulary),
-        template=header.chat_template or "",
+        templates=_templates(header),
     )
 
 
-def try_template(entry: Entry, finder: SpecialFinder, honours_literal: bool) -> Entry:
-    """The entry with what its chat template showed when it was tried. Raises nothing of the template's."""
-    if not entry.template:
+def _templates(header: Header) -> dict[str, str]:
+    templates = {"": header.chat_template} if header.chat_template else {}
+    named = header.chat_templates
+    if templates and TOOLS in named:
+        templates[TOOLS] = named[TOOLS]
+    return templates
+
+
+def try_templates(entry: Entry, finder: SpecialFinder, honours_literal: bool) -> Entry:
+    """The entry with what its chat templates showed when they were tried. Raises nothing of a template's."""
+    if not entry.templates:
         return entry
     info = msgspec.structs.replace(entry.info)
-    try:
-        template = compiled(entry)
-    except TemplateError as error:
-        info.chat_template, info.template_error = False, str(error)
-        return msgspec.structs.replace(entry, info=info)
-    info.tools_format = find_traits(template)
     hostile = [text for text in (info.eos_token, info.bos_token, *finder.texts) if text][:_HOSTILE_TEXTS]
-    info.injection_closed = honours_literal and injection_closed(template, finder, hostile)
-    return msgspec.structs.replace(
-        entry,
-        info=info,
-        typed_content=template.typed_content,
-        object_arguments=template.object_arguments,
-    )
+    traits, closed = {}, honours_literal
+    for name in entry.templates:
+        try:
+            template = compiled(entry, name)
+        except TemplateError as error:
+            info.chat_template, info.template_error = False, str(error)
+            return msgspec.structs.replace(entry, info=info)
+        info.tools_format = find_traits(template)  # the last one is that for tools
+        traits[name] = Traits(template.typed_content, template.object_arguments)
+        closed = closed and injection_closed(template, finder, hostile)
+    info.injection_closed = closed
+    return msgspec.structs.replace(entry, info=info, traits=traits)
 
 
-def compiled(entry: Entry, source: str | None = None) -> ChatTemplate:
-    """The model's chat template, or another source for it. Raises: TemplateError."""
-    template = ChatTemplate(source or entry.template, entry.info.bos_token, entry.info.eos_token)
-    if source is None:
-        template.typed_content, template.object_arguments = entry.typed_content, entry.object_arguments
+def compiled(entry: Entry, name: str) -> ChatTemplate:
+    """One of the model's chat templates, or a built-in one. Raises: TemplateError."""
+    source = entry.templates[name] if name in entry.templates else FALLBACKS[name]
+    template = ChatTemplate(source, entry.info.bos_token, entry.info.eos_token)
+    traits = entry.traits.get(name, Traits())
+    template.typed_content, template.object_arguments = traits.typed_content, traits.object_arguments
     return template
 
 

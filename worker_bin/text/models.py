@@ -12,7 +12,15 @@ import msgspec
 from synapse.artifacts.cache import Entry, IngestCache
 from synapse.artifacts.digest import open_artifact, sha256_of, stamp_of
 from synapse.artifacts.gguf import ArtifactInvalid, read_header
-from synapse.artifacts.ingest import Encoder, SpecialFinder, compiled, first_difference, make_entry, try_template
+from synapse.artifacts.ingest import (
+    TOOLS,
+    Encoder,
+    SpecialFinder,
+    compiled,
+    first_difference,
+    make_entry,
+    try_templates,
+)
 from synapse.artifacts.template import ChatTemplate, TemplateError
 from synapse.artifacts.template_fallbacks import FALLBACKS
 from synapse.artifacts.tokenizer import CacheInvalid, NotBuildable, Tokenizer, build_tokenizer
@@ -37,17 +45,21 @@ class OpenModel:
     tokenizer: Encoder
     honours_literal: bool
     specials: SpecialFinder
-    _templates: dict[str | None, ChatTemplate] = field(default_factory=dict)
+    _templates: dict[str, ChatTemplate] = field(default_factory=dict)
 
-    def template(self, name: str | None) -> ChatTemplate:
-        """The model's own template, or the built-in one of that name; compiled once. Raises: TemplateError."""
-        if name not in self._templates:
-            if name is not None and name not in FALLBACKS:
-                raise TemplateError(f"no chat template is called {name!r}; known are {', '.join(FALLBACKS)}")
-            if name is None and not self.entry.template:
+    def template(self, name: str | None, tools: bool) -> ChatTemplate:
+        """The built-in template of that name; without a name the model's own, or the one it has for tools.
+
+        Compiled once. Raises: TemplateError.
+        """
+        if name is None:
+            if not self.entry.templates:
                 raise TemplateError("the model has no chat template")
-            source = None if name is None else FALLBACKS[name]
-            self._templates[name] = compiled(self.entry, source)
+            name = TOOLS if tools and TOOLS in self.entry.templates else ""
+        elif name not in FALLBACKS:
+            raise TemplateError(f"no chat template is called {name!r}; known are {', '.join(FALLBACKS)}")
+        if name not in self._templates:
+            self._templates[name] = compiled(self.entry, name)
         return self._templates[name]
 
 
@@ -125,7 +137,7 @@ class Models:
             model = self._by_engine(entry, descriptor, path, vocabulary)
         try:
             with interrupted_after(TEMPLATE_CPU_S):
-                model.entry = try_template(entry, model.specials, model.honours_literal)
+                model.entry = try_templates(entry, model.specials, model.honours_literal)
         except (OutOfTime, MemoryError):
             info = msgspec.structs.replace(
                 entry.info, chat_template=False, template_error="the chat template takes too long or too much memory"

@@ -84,7 +84,7 @@ class TextEngine:
 
         def work() -> Prompt:
             with interrupted_after(TEMPLATE_CPU_S):
-                template = model.template(request.template)
+                template = model.template(request.template, bool(chat.tools))
                 if request.close_injection and model.honours_literal:
                     return template.render_closed(chat, model.specials)
                 return Prompt(template.render(chat), [], False)
