@@ -21,7 +21,7 @@ import msgspec
 from synapse.artifacts.digest import Stamp
 from synapse.wire.messages import ModelInfo
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of the entries' content: raised whenever what is stored, or how it is found, changes."""
 _MAGIC: Final = b"synapse ingest %d\n" % VERSION
 _MAX_ENTRY_BYTES: Final = 512 << 20

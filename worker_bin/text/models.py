@@ -25,6 +25,7 @@ from synapse.artifacts.template import ChatTemplate, TemplateError
 from synapse.artifacts.template_fallbacks import FALLBACKS
 from synapse.artifacts.tokenizer import CacheInvalid, NotBuildable, Tokenizer, build_tokenizer
 from synapse.artifacts.tokenizer.cache import pack, unpack
+from synapse.artifacts.tokenizer.probe import probe_corpus
 from synapse.artifacts.tokenizer.vocabulary import Vocabulary, read_vocabulary
 from synapse.wire.messages import ModelFile
 from worker_bin.text.bounds import OutOfTime, interrupted_after
@@ -32,9 +33,6 @@ from worker_bin.text.bounds import OutOfTime, interrupted_after
 MAX_OPEN: Final = 6
 TEMPLATE_CPU_S: Final = 1.0
 """CPU time to compile a template, to try it, or to render with it."""
-
-
-PROBE: Final = ("Hello, world!", " a  b\n\n\tc", "naïve 日本語 🙂 123456", "<|im_end|></s>[SEP] x", "")
 
 
 @dataclass
@@ -155,7 +153,7 @@ def _probe(tokenizer: Tokenizer, descriptor: int, path: str) -> str:
         if engine.size != len(tokenizer.vocabulary):
             return f"the engine has {engine.size} tokens, the file lists {len(tokenizer.vocabulary)}"
         return first_difference(
-            PROBE,
+            probe_corpus(tokenizer.vocabulary),
             tokenizer,
             lambda text, add, parse: engine.encode(text, add_special=add, parse_special=parse),
         )
