@@ -17,8 +17,8 @@ from synapse.wire import messages as m
 from worker_bin.engine import Buffer, Handler, Refused
 from worker_bin.llama import selftest
 from worker_bin.llama.artifact import Artifact, check_reranker, open_verified
-from worker_bin.llama.config import Config, Role, parse, shape
-from worker_bin.llama.context import generation_context
+from worker_bin.llama.config import Config, Role, Shape, parse, shape
+from worker_bin.llama.context import Context, generation_context
 from worker_bin.llama.decoder import Decoder
 from worker_bin.llama.encoder import Encoder
 from worker_bin.llama.library import engine_info, library
@@ -175,31 +175,20 @@ def _role(artifact: Artifact, config: Config) -> Role:
 
 def _load_decoder(lib: Any, model: Model, artifact: Artifact, config: Config) -> Loaded:
     if not model.has_decoder or model.has_encoder or model.diffusion:
-        raise Refused(
-            "artifact_invalid", f"models of type {artifact.info.architecture} are not served: no plain decoder"
-        )
+        raise Refused("artifact_invalid", f"type {artifact.info.architecture} is no plain decoder: not served")
     sizes = shape(config, "generate", model.trained)
-    grammar = _VocabularyBuilder(lib, model)
-    wanted = config.deterministic != "off"
-    detail = "" if wanted else "turned off"
-    try:
-        context = generation_context(lib, model, sizes, config.threads, quantized_kv=wanted)
-    except Refused as refusal:
-        if config.deterministic != "auto":
+    with _VocabularyBuilder(lib, model) as builder:
+        context, detail = _open_context(lib, model, sizes, config)
+        try:
+            step_ms = selftest.smoke_generation(context, model)
+            found = selftest.test_generation(context, model, config.threads, step_ms)
+            if config.deterministic == "strict" and not found.deterministic:
+                raise Refused("config_invalid", f"deterministic is strict, but {found.detail}")
+            vocabulary = builder.result()
+        except BaseException:
+            context.close()
             raise
-        # Heads that are no multiple of 32 wide have no Q8_0 cache.
-        context = generation_context(lib, model, sizes, config.threads, quantized_kv=False)
-        detail = f"no Q8_0 KV cache: {refusal.message}"
-    try:
-        step_ms = selftest.smoke_generation(context, model)
-        found = selftest.test_generation(context, model, config.threads, step_ms)
-        if config.deterministic == "strict" and not found.deterministic:
-            raise Refused("config_invalid", f"deterministic is strict, but {found.detail}")
-        vocabulary = grammar.result()
-    except BaseException:
-        grammar.join()
-        context.close()
-        raise
+    wanted = config.deterministic != "off"
     holds = wanted and found.deterministic
     measured = m.Measured(
         architecture=artifact.info.architecture,
@@ -221,6 +210,20 @@ def _load_decoder(lib: Any, model: Model, artifact: Artifact, config: Config) ->
     loaded.decoder = Decoder(context, model, config.parallel, vocabulary, found.ms_per_token)
     loaded.close_context = context.close
     return loaded
+
+
+def _open_context(lib: Any, model: Model, sizes: Shape, config: Config) -> tuple[Context, str]:
+    """A context, and why it can promise nothing, "" where it can. Raises: Refused(oom)."""
+    if config.deterministic == "off":
+        return generation_context(lib, model, sizes, config.threads, quantized_kv=False), "turned off"
+    try:
+        return generation_context(lib, model, sizes, config.threads, quantized_kv=True), ""
+    except Refused as refusal:
+        if config.deterministic == "strict":
+            raise
+        # Heads whose width is no multiple of 32 have no Q8_0 cache.
+        context = generation_context(lib, model, sizes, config.threads, quantized_kv=False)
+        return context, f"no Q8_0 KV cache: {refusal.message}"
 
 
 def _load_encoder(lib: Any, model: Model, artifact: Artifact, config: Config, role: Role) -> Loaded:
@@ -256,15 +259,25 @@ def _load_encoder(lib: Any, model: Model, artifact: Artifact, config: Config, ro
 
 class _VocabularyBuilder:
     """llguidance's vocabulary, built in a thread beside the self-tests (0.6 s for 49,000 tokens, mostly outside the
-    GIL), so that no request waits for it. Without the library there is none and grammars are `unsupported`."""
+    GIL), so that no request waits for it. Without the library there is none and grammars are `unsupported`.
+
+    A context manager: when its block ends, nobody reads the model's vocabulary any more.
+    """
 
     def __init__(self, lib: Any, model: Model) -> None:
         self._lib, self._model = lib, model
         self._vocabulary: Any = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._build, name="vocabulary", daemon=True)
+
+    def __enter__(self) -> _VocabularyBuilder:
         if importlib.util.find_spec("llguidance") is not None:
             self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _build(self) -> None:
         from worker_bin.llama.constraint import build_vocabulary
@@ -274,13 +287,10 @@ class _VocabularyBuilder:
         except Exception as error:  # noqa: BLE001 - carried over to the thread that waits
             self._error = error
 
-    def join(self) -> None:
-        if self._thread.ident is not None:
-            self._thread.join()
-
     def result(self) -> Any:
         """The vocabulary, None without the library. Raises: what the building raised. Blocks until it is done."""
-        self.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         if self._error is not None:
             raise self._error
         return self._vocabulary

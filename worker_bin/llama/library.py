@@ -5,6 +5,7 @@ The binding is untyped; everything that touches it directly stands in `library`,
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -75,6 +76,7 @@ def _log(level: int, text: bytes, _user: Any) -> None:
         _level = level
     if _level in (_WARN, _ERROR):
         line = text.decode(errors="replace")
-        sys.stderr.write(line)
         if _level == _ERROR and line.strip():
             _ERRORS.append(line.strip())
+        with contextlib.suppress(OSError, ValueError):  # a log that cannot be written must not break the engine's call
+            sys.stderr.write(line)

@@ -23,14 +23,15 @@ Row = tuple[int, Ids, int, bool]
 """A run of tokens in one engine call: sequence, ids, first position, whether the last one's logits are wanted."""
 
 _LONG, _SHORT = 72, 16
-"""Prompt tokens of the self-test: over 64 rows reach the engine's tiled paths; slow models get the short one."""
+"""Prompt tokens of the self-test: 8 rows reach the engine's tiled products, 64 its tiled attention; slow models get the
+short one."""
 _SLOW_STEP_MS: Final = 60.0
 _STEPS: Final = 3
-_BUDGETS: Final = (512, 256, 128)
 _BUDGET_TEXT: Final = 128
 _BUDGET_S: Final = 0.3
 _BUDGET_GAIN: Final = 0.95
 DEFAULT_BUDGET: Final = 256
+_OTHER_BUDGETS: Final = (512, 128)
 
 
 @dataclass(frozen=True)
@@ -186,24 +187,25 @@ def _equal(left: list[NDArray[np.float32]], right: list[NDArray[np.float32]]) ->
 
 def measure_budget(encoder: Encoder, model: Model) -> int:
     """Tokens of an embedding unit that are fastest a token: attention is computed over a whole call, so more is not
-    better. A few tenths of a second; what that does not reach keeps the default."""
-    best, best_time = DEFAULT_BUDGET, 0.0
-    limit = min(encoder.shape.micro_batch, _BUDGETS[0])
+    better. A few tenths of a second; what that does not reach, or is not clearly faster, leaves the default."""
     text = sample_ids(model, min(_BUDGET_TEXT, encoder.shape.context), seed=6)
     began = time.perf_counter()
-    for budget in sorted(_BUDGETS):
-        if budget > limit:
-            break
-        texts = [text] * (budget // len(text))
-        if not texts:
+    best = min(DEFAULT_BUDGET, encoder.shape.micro_batch)
+    best_time = _time_a_token(encoder, text, best)
+    for budget in _OTHER_BUDGETS:
+        if budget > encoder.shape.micro_batch or time.perf_counter() - began > _BUDGET_S:
             continue
-        times = []
-        for _ in range(2):
-            start = time.perf_counter()
-            encoder.run(texts)
-            times.append((time.perf_counter() - start) / budget)
-        if not best_time or min(times) < best_time * _BUDGET_GAIN or budget <= DEFAULT_BUDGET:
-            best, best_time = budget, min(times)
-        if time.perf_counter() - began > _BUDGET_S:
-            break
-    return min(best, limit)
+        taken = _time_a_token(encoder, text, budget)
+        if taken < best_time * _BUDGET_GAIN:
+            best, best_time = budget, taken
+    return best
+
+
+def _time_a_token(encoder: Encoder, text: Ids, budget: int) -> float:
+    texts = [text] * max(1, budget // len(text))
+    times = []
+    for _ in range(2):
+        began = time.perf_counter()
+        encoder.run(texts)
+        times.append(time.perf_counter() - began)
+    return min(times) / (len(texts) * len(text))
