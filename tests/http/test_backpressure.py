@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from typing import Any
 
 import trio
 
@@ -30,7 +30,7 @@ async def test_a_blocked_client_blocks_send_and_nothing_more_is_accepted() -> No
 async def test_an_own_cancel_scope_ends_a_blocked_send_and_the_connection_is_reset() -> None:
     probe = Probe()
 
-    async def impatient(run: Run, scope: object, receive: object, send: Callable[[object], Awaitable[None]]) -> None:
+    async def impatient(run: Run, scope: Any, receive: Any, send: Any) -> None:
         await start(send)
         run.begun.set()
         with trio.CancelScope() as run.extra:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import trio
@@ -81,18 +82,27 @@ async def test_more_behind_a_request_than_is_held_ends_the_connection() -> None:
         await client.get("/wait")
         run = await server.probe.run("/wait")
         await run.begun.wait()
-        with pytest.raises(trio.BrokenResourceError):
-            while True:
-                await client.send(request("/ok") * 1000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_send_for_ever, client, request("/ok") * 1000)
+            assert await client.ended()
+            nursery.cancel_scope.cancel()
         await run.over.wait()
         assert run.cancelled
         assert len(server.probe.runs) == 1
 
 
+async def _send_for_ever(client: Client, data: bytes) -> None:
+    try:
+        while True:
+            await client.send(data)
+    except trio.BrokenResourceError:
+        pass
+
+
 async def test_send_after_the_disconnect_raises() -> None:
     probe = Probe()
 
-    async def stubborn(run: Run, scope: object, receive: object, send: Callable[[object], Awaitable[None]]) -> None:
+    async def stubborn(run: Run, scope: Any, receive: Any, send: Any) -> None:
         await start(send, 200)
         await body(send, b"first", True)
         run.begun.set()
@@ -157,7 +167,7 @@ async def test_what_follows_the_last_byte_is_not_cancelled() -> None:
     """Bookkeeping behind the answer goes on although the client, which has all of it, is gone."""
     probe = Probe()
 
-    async def bookkeeper(run: Run, scope: object, receive: object, send: Callable[[object], Awaitable[None]]) -> None:
+    async def bookkeeper(run: Run, scope: Any, receive: Any, send: Any) -> None:
         await start(send, 200, (b"content-length", b"2"))
         await body(send, b"ok")
         run.begun.set()
