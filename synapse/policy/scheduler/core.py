@@ -270,6 +270,8 @@ class Scheduler:
         """The worker answered ERR, or its answer was not what was asked for: everything in the unit fails; what else is
         resident stays."""
         it, unit, effects = self._finish_unit(worker, elapsed)
+        if isinstance(unit, DecodeUnit):
+            it.sequences.refused(unit)
         for work in self._works_in(it, unit):
             self._fail(work, error, effects)
         return effects + self._dispatch(now)

@@ -49,6 +49,8 @@ class Seat:
     used_at: float = 0.0
     leaving: bool = False
     """To be ended in the next quantum: its work was withdrawn or failed."""
+    doubtful: bool = False
+    """The worker refused a quantum with it: what its KV holds is not known."""
     dirty: bool = False
     """Free, but the worker may still hold cells for it: to be dropped on occasion."""
 
@@ -70,7 +72,7 @@ class Seat:
     def clear(self, *, dirty: bool) -> None:
         self.state, self.work, self.known = SeatState.FREE, None, _NO_IDS
         self.evaluated, self.generated, self.need = 0, [], 0
-        self.leaving, self.dirty = False, dirty
+        self.leaving, self.doubtful, self.dirty = False, False, dirty
 
     def park(self, now: float) -> None:
         known = self.tokens()
@@ -162,7 +164,7 @@ class Sequences:
         return [cast(GenerateWork, work) for work in islice(queue, 2 * len(self.seats))]
 
     def _end(self, seat: Seat, unit: DecodeUnit, now: float) -> None:
-        if self.reuse and seat.work is not None and (seat.evaluated or seat.generated):
+        if self.reuse and not seat.doubtful and seat.work is not None and seat.evaluated:
             unit.park.append(seat.index)
             seat.park(now)
         else:
@@ -261,6 +263,15 @@ class Sequences:
         for seat in self.seats:
             if seat.work is work:
                 seat.leaving = True
+
+    def refused(self, unit: DecodeUnit) -> None:
+        """The worker answered ERR: whatever the quantum had to do may be done, half done or not done."""
+        involved = {*unit.continue_, *(start.seat for start in unit.start)}
+        for seat in self.seats:
+            if seat.index in unit.drop or seat.index in unit.park:
+                seat.clear(dirty=False)
+                seat.state, seat.leaving = SeatState.RUNNING, True
+            seat.doubtful = seat.state is SeatState.RUNNING and (seat.leaving or seat.index in involved)
 
     def advance(self, progress: SequenceProgress, now: float) -> GenerateWork | None:
         """Fold in what a sequence did. Returns its work, None for a seat that nobody has."""
