@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -105,4 +106,4 @@ def encode_error(error: ContractError, request_id: str | None = None) -> bytes:
 
 def retry_after_header(error: ContractError) -> str | None:
     """`Retry-After` in whole seconds, at least 1; None where waiting does not help."""
-    return None if error.retry_after is None else str(max(1, round(error.retry_after + 0.499)))
+    return None if error.retry_after is None else str(max(1, math.ceil(error.retry_after)))

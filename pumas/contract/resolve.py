@@ -189,7 +189,7 @@ def _reason(capability: Capability) -> str:
 
 # --- options (D9) ----------------------------------------------------------------------------------------------------
 
-_FIXED: dict[str, tuple[float, float | None]] = {
+FIXED_RANGES: dict[str, tuple[float, float | None]] = {
     "max_tokens": (1, None),
     "temperature": (0, limits.MAX_TEMPERATURE),
     "top_p": (0, limits.MAX_TOP_P),
@@ -234,7 +234,7 @@ def check_number(option: str, value: float, capability: Capability, *, always: b
     Raises: ContractError: invalid_request outside the fixed range or, without `always`, where it is not offered;
         request_limit outside the descriptor's bound.
     """
-    low, high = _FIXED.get(option, (float("-inf"), None))
+    low, high = FIXED_RANGES.get(option, (float("-inf"), None))
     if value < low or (high is not None and value > high):
         span = "positive" if (low, high) == (1, None) else f"in [{low:g}, {high}]"
         raise invalid(f"option `{option}` is {value}; it must be {span}", f"options.{option}")
@@ -258,7 +258,7 @@ def _check_offered(option: str, capability: Capability) -> None:
         )
 
 
-_OPTION_NAMES = {*_FIXED, "stop", "grammar", "json_schema", "language"}
+_OPTION_NAMES = {*FIXED_RANGES, "stop", "grammar", "json_schema", "language"}
 
 
 def check_text_words(stop: tuple[str, ...], grammar: str | None, json_schema: dict[str, object] | str | None) -> None:
