@@ -82,7 +82,7 @@ def make_entry(header: Header, digest: str, vocabulary: Vocabulary, tokenizer: b
     """
     info = describe(header, digest)
     info.tokenizer = "built" if tokenizer else "engine"
-    info.tokenizer_type, info.tokenizer_reason = vocabulary.kind, reason
+    info.tokenizer_type, info.tokenizer_reason = vocabulary.model, reason
     info.longest_token_bytes = vocabulary.longest_token_bytes
     info.add_bos, info.add_eos = vocabulary.add_bos, vocabulary.add_eos
     info.bos_id, info.eos_id, info.sep_id = vocabulary.bos_id, vocabulary.eos_id, vocabulary.sep_id

@@ -379,6 +379,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     """The weights' main type, as in `Q4_1`."""
     tokenizer: Literal["built", "engine"] = "built"
     tokenizer_type: str = ""
+    """As in `tokenizer.ggml.model`: llama, bert, gpt2, t5, ..."""
     tokenizer_reason: str = ""
     """Why the engine's own vocabulary tokenizes this model's text."""
     longest_token_bytes: int = 0

@@ -20,7 +20,7 @@ from synapse.errors import InvalidInput, LaneUnavailable
 from synapse.limits import Limits
 from synapse.text import TextService, fits_bytes
 from synapse.wire.messages import ModelFile, ModelInfo
-from tests.models import CHATML, minilm_f16_gguf, smollm2, tiny_bert, tiny_llama
+from tests.models import CHATML, minilm_dir, minilm_f16_gguf, smollm2, tiny_bert, tiny_llama
 from tests.text.conftest import OpenText
 from tests.text.engine import engine_ids
 from tests.text.vocabularies import nameless_bpe, tied_spm
@@ -72,7 +72,7 @@ async def text(open_text: OpenText) -> AsyncIterator[TextService]:
 async def test_a_chat_model_is_read_and_its_text_is_the_engines(text: TextService) -> None:
     path = smollm2()
     info, model = await ingested(text, path)
-    assert (info.architecture, info.role, info.tokenizer, info.tokenizer_type) == ("llama", "generate", "built", "bpe")
+    assert (info.architecture, info.role, info.tokenizer, info.tokenizer_type) == ("llama", "generate", "built", "gpt2")
     assert (info.context_length, info.vocabulary, info.chat_template) == (8192, 49152, True)
     assert (info.eos_token, info.eos_id, info.add_bos) == ("<|im_end|>", 2, False)
     assert info.injection_closed
@@ -88,7 +88,7 @@ async def test_a_chat_model_is_read_and_its_text_is_the_engines(text: TextServic
 
 async def test_an_embedder_is_read(text: TextService) -> None:
     info, model = await ingested(text, minilm_f16_gguf())
-    assert (info.role, info.tokenizer_type, info.pooling, info.chat_template) == ("embed", "wpm", "mean", False)
+    assert (info.role, info.tokenizer_type, info.pooling, info.chat_template) == ("embed", "bert", "mean", False)
     rows = await text.tokenize(model, ["Hello world"])
     assert rows[0].tolist() == [101, 7592, 2088, 102]
     with pytest.raises(InvalidInput, match="no chat template"):
@@ -196,6 +196,24 @@ def test_what_cannot_fit_is_known_from_its_bytes() -> None:
     assert fits_bytes(info, 10, "x" * 160)
     assert not fits_bytes(info, 10, "x" * 161)
     assert not fits_bytes(info, 10, "ü" * 81)
+
+
+async def test_an_onnx_model_takes_its_vocabulary_from_the_files_beside_it(text: TextService, tmp_path: Path) -> None:
+    published = minilm_dir()
+    _, gguf = await ingested(text, minilm_f16_gguf())
+    wanted = [row.tolist() for row in await text.tokenize(gguf, TEXTS)]
+    for vocabulary in ("vocab.txt", "tokenizer.json"):
+        directory = tmp_path / vocabulary
+        directory.mkdir()
+        (directory / "model.onnx").write_bytes(b"only its digest matters here")
+        with pytest.raises(InvalidInput, match=r"neither a vocab\.txt nor a tokenizer\.json"):
+            await text.ingest(directory / "model.onnx")
+        for name in (vocabulary, "config.json"):
+            shutil.copy(published / name, directory / name)
+        info, model = await ingested(text, directory / "model.onnx")
+        assert (info.architecture, info.role, info.pooling) == ("onnx", "embed", "mean")
+        assert (info.context_length, info.embedding_length, info.vocabulary) == (512, 384, 30522)
+        assert [row.tolist() for row in await text.tokenize(model, TEXTS)] == wanted
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import msgspec
 
 from synapse.artifacts.cache import Entry, IngestCache
 from synapse.artifacts.digest import open_artifact, sha256_of, stamp_of
-from synapse.artifacts.gguf import ArtifactInvalid, read_header
+from synapse.artifacts.gguf import ArtifactInvalid, Header, read_header
 from synapse.artifacts.ingest import (
     TOOLS,
     Encoder,
@@ -21,9 +22,10 @@ from synapse.artifacts.ingest import (
     make_entry,
     try_templates,
 )
+from synapse.artifacts.onnx import is_onnx, read_surroundings
 from synapse.artifacts.template import ChatTemplate, TemplateError
 from synapse.artifacts.template_fallbacks import FALLBACKS
-from synapse.artifacts.tokenizer import CacheInvalid, NotBuildable, Tokenizer, build_tokenizer
+from synapse.artifacts.tokenizer import CacheInvalid, NotBuildable, Tokenizer, TokenizerFailed, build_tokenizer
 from synapse.artifacts.tokenizer.cache import pack, unpack
 from synapse.artifacts.tokenizer.probe import probe_corpus
 from synapse.artifacts.tokenizer.vocabulary import Vocabulary, read_vocabulary
@@ -118,21 +120,13 @@ class Models:
         return OpenModel(entry, tokenizer, tokenizer.honours_literal, SpecialFinder(vocabulary))
 
     def _ingest(self, descriptor: int, path: str, digest: str, cache: IngestCache) -> OpenModel:
-        header = read_header(descriptor)
-        vocabulary = read_vocabulary(header)
-        tokenizer: Tokenizer | None
-        try:
-            tokenizer, reason = build_tokenizer(header), ""
-        except NotBuildable as error:
-            tokenizer, reason = None, str(error)
-        if tokenizer is not None:
-            reason = _probe(tokenizer, descriptor, path)
-        if tokenizer is not None and not reason:
-            entry = make_entry(header, digest, vocabulary, pack(tokenizer.recipe), "")
-            model = OpenModel(entry, tokenizer, True, SpecialFinder(vocabulary))
-        else:
-            entry = make_entry(header, digest, vocabulary, b"", reason)
-            model = self._by_engine(entry, descriptor, path, vocabulary)
+        if is_onnx(path):  # not cached: what it is depends on the files beside it
+            header = read_surroundings(path, os.fstat(descriptor).st_size)
+            tokenizer = build_tokenizer(header)
+            entry = make_entry(header, digest, tokenizer.vocabulary, pack(tokenizer.recipe), "")
+            return self._keep(OpenModel(entry, tokenizer, True, SpecialFinder(tokenizer.vocabulary)))
+        model = self._judged(read_header(descriptor), descriptor, path, digest)
+        entry = model.entry
         try:
             with interrupted_after(TEMPLATE_CPU_S):
                 model.entry = try_templates(entry, model.specials, model.honours_literal)
@@ -143,6 +137,20 @@ class Models:
             model.entry = msgspec.structs.replace(entry, info=info)
         cache.store(model.entry)
         return self._keep(model)
+
+    def _judged(self, header: Header, descriptor: int, path: str, digest: str) -> OpenModel:
+        """The model with the tokenizer that the probe allows."""
+        vocabulary = read_vocabulary(header)
+        try:
+            tokenizer = build_tokenizer(header)
+            reason = _probe(tokenizer, descriptor, path)
+        except (NotBuildable, TokenizerFailed) as error:
+            reason = str(error)
+        if not reason:
+            entry = make_entry(header, digest, vocabulary, pack(tokenizer.recipe), "")
+            return OpenModel(entry, tokenizer, True, SpecialFinder(vocabulary))
+        entry = make_entry(header, digest, vocabulary, b"", reason)
+        return self._by_engine(entry, descriptor, path, vocabulary)
 
 
 def _probe(tokenizer: Tokenizer, descriptor: int, path: str) -> str:
