@@ -220,6 +220,14 @@ def check_config(config: Config) -> None:
 
     Raises: ConfigError.
     """
+    for model in config.models:
+        path = Path(model.path)
+        if path.is_dir():
+            raise ConfigError(f"{path} is a directory; name the model file in it")
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file; check the path of model {model.alias}")
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"{path}: may not be read; check its permissions")
     seen: set[tuple[str, str]] = set()
     for alias, profile in [(m.alias, m.profile) for m in config.models] + [
         (u.name, u.profile) for u in config.upstreams
@@ -232,14 +240,6 @@ def check_config(config: Config) -> None:
         if (alias, profile) in seen:
             raise ConfigError(f"{alias} with profile {profile} is served twice; give one another name or profile")
         seen.add((alias, profile))
-    for model in config.models:
-        path = Path(model.path)
-        if path.is_dir():
-            raise ConfigError(f"{path} is a directory; name the model file in it")
-        if not path.exists():
-            raise ConfigError(f"{path}: no such file; check the path of model {model.alias}")
-        if not os.access(path, os.R_OK):
-            raise ConfigError(f"{path}: may not be read; check its permissions")
     server = config.server
     if (server.tls_certificate is None) != (server.tls_key is None):
         raise ConfigError("server.tls_certificate and server.tls_key belong together; give both or none")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pumas.contract.errors import ContractError
+from pumas.contract.errors import ContractError, retry_after_header
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 503: "service_unavailable_error", 502: "api_error"}
 
@@ -33,8 +33,9 @@ def error_headers(error: ContractError) -> list[tuple[str, str]]:
     """`x-pumas-outcome`; `retry-after`; and what keeps OpenAI's client from sending again what must not be replayed
     or cannot succeed (it retries 409 and every 5xx by itself)."""
     headers: list[tuple[str, str]] = [("x-pumas-outcome", error.outcome)]
-    if error.retry_after is not None:
-        headers.append(("retry-after", str(max(1, round(error.retry_after)))))
+    retry_after = retry_after_header(error)
+    if retry_after is not None:
+        headers.append(("retry-after", retry_after))
     if error.outcome == "unknown" or error.retry_after is None:
         headers.append(("x-should-retry", "false"))
     return headers
