@@ -65,8 +65,8 @@ class SocketTransport:
         os._exit(EXIT_MODULE_GONE)
 
     def hang_up(self) -> None:
-        """Close this end and stay alive."""
-        self._socket.close()
+        """Say the last word and stay alive. (A close alone would do nothing while the watch holds the socket.)"""
+        self._socket.shutdown(socket.SHUT_WR)
 
     def send_all(self, buffers: Sequence[Buffer]) -> None:
         pending = [view for view in (memoryview(buffer).cast("B") for buffer in buffers) if len(view)]

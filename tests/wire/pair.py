@@ -44,7 +44,9 @@ class Pair:
         self.module = connection(Role.MODULE, max_frame)
         self.worker = connection(Role.WORKER)
 
-    def say(self, sender: Role, message: m.Hello | m.HelloAck | m.Request | m.Reply | m.Shutdown, *raws: Buffer) -> Event:
+    def say(
+        self, sender: Role, message: m.Hello | m.HelloAck | m.Request | m.Reply | m.Shutdown, *raws: Buffer
+    ) -> Event:
         """The one event that this message causes at the other end."""
         ends = {Role.MODULE: self.module, Role.WORKER: self.worker}
         data = b"".join(bytes(buffer) for buffer in ends[sender].send(message, raws))

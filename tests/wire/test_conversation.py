@@ -97,7 +97,10 @@ def test_an_unknown_type_is_read_with_its_raw_frames(count: int) -> None:
 @pytest.mark.parametrize(
     ("header", "says"),
     [
-        (b'{"type":"EMBED_BATCH","req_id":"1","model_ref":"m","pooling":"mean","normalize":true,"items":[],"x":1}', "x"),
+        (
+            b'{"type":"EMBED_BATCH","req_id":"1","model_ref":"m","pooling":"mean","normalize":true,"items":[],"x":1}',
+            "x",
+        ),
         (b'{"type":"EMBED_BATCH","req_id":"1","model_ref":"m","pooling":"max","normalize":true,"items":[]}', "max"),
         (b'{"type":"EMBED_BATCH","req_id":"1","model_ref":"m","pooling":"cls","normalize":1,"items":[]}', "bool"),
         (b'{"type":"EMBED_BATCH","req_id":"1"}', "model_ref"),

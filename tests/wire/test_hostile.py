@@ -64,7 +64,20 @@ def test_any_bytes_however_cut(role: Role, changes: list[tuple[int, bytes, int]]
 def test_a_thousand_mutated_control_frames() -> None:
     """Structured rubbish behind a right prefix: JSON that is nearly right."""
     chance = random.Random(7)
-    words = [b'"req_id"', b'"type"', b"null", b"1e999", b"NaN", b"-1", b"[", b"{", b"}", b'"\\ud800"', b"9" * 400, b"\xff"]
+    words = [
+        b'"req_id"',
+        b'"type"',
+        b"null",
+        b"1e999",
+        b"NaN",
+        b"-1",
+        b"[",
+        b"{",
+        b"}",
+        b'"\\ud800"',
+        b"9" * 400,
+        b"\xff",
+    ]
     for _ in range(1000):
         role = chance.choice(list(Role))
         name = chance.choice(REPLIES if role is Role.MODULE else REQUESTS)
@@ -102,9 +115,7 @@ def test_a_length_is_judged_before_anything_is_allocated(role: Role, length: int
 
 def test_memory_follows_what_came() -> None:
     """64 ends whose peers claim 8 MiB or 64 MiB and send next to nothing."""
-    request = m.EmbedBatch(
-        req_id="1", model_ref="m", pooling="cls", normalize=False, items=[m.EmbedItem("a", 2**24)]
-    )
+    request = m.EmbedBatch(req_id="1", model_ref="m", pooling="cls", normalize=False, items=[m.EmbedItem("a", 2**24)])
     payload = msgspec.json.encode(request)
     before = _rss_bytes()
     ends = []

@@ -1,7 +1,8 @@
 """A deterministic engine without a model: its results are functions of the ids alone, so that a test can compute them.
 
 LOAD needs no file; where `artifact_path` names one, its digest is verified and its `name=value` words are settings, as
-runtime_config's are: role, dims, context, micro_batch, parallel, step_ms (time of one decode step), eos_after.
+runtime_config's are: role, dims, context, micro_batch, parallel, step_ms (time of one decode step), eos_after, nan (the
+engine computes one).
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ class FaultyEngine:
         for item in request.items:
             out.extend(vector(ids[at : at + item.n_tokens], self._dims))
             at += item.n_tokens
+        if out and "nan" in self._settings:
+            out[0] = float("nan")
         return m.Vectors(req_id="", dims=self._dims, n=len(request.items)), out.tobytes()
 
     def _rerank(self, request: m.Rerank, raw: memoryview) -> tuple[m.Scores, Buffer]:
