@@ -13,9 +13,9 @@ from tests.llama.driver import Driver, worker
 
 @pytest.fixture(scope="package")
 def smol() -> Iterator[Driver]:
-    """SmolLM2 loaded at one thread, 8 places of 1,024 tokens."""
+    """SmolLM2 loaded, 8 places of 1,024 tokens."""
     with worker() as driver:
-        measured = driver.load(models.smollm2(), context=1024, parallel=8, threads=1).measured
+        measured = driver.load(models.smollm2(), context=1024, parallel=8, threads=2).measured
         assert measured.deterministic, measured.deterministic_detail
         assert measured.reuse_equal, measured.deterministic_detail
         yield driver

@@ -13,9 +13,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from synapse.wire.messages import Sampling
+
 
 class Question(msgspec.Struct):
-    """`greedy`: the prompt's continuation of `n` tokens. `rank`, `embed`: one result for each text."""
+    """`greedy`: the prompt's continuation of `n` tokens. `rank`, `embed`: one result for each text. `chain`: the ids and
+    probabilities that the engine's own samplers leave of each chain's logits."""
 
     kind: str
     model: str
@@ -23,13 +26,31 @@ class Question(msgspec.Struct):
     n: int = 0
     context: int = 0
     threads: int = 1
+    chains: list[Chain] = []
+
+
+class Chain(msgspec.Struct):
+    """Logits, the tokens before, and what the samplers are to do with them."""
+
+    logits: list[float]
+    history: list[int]
+    sampling: Sampling
 
 
 def ask(
     kind: str, model: Path, texts: Sequence[Sequence[int]], *, n: int = 0, context: int = 0, threads: int = 1
 ) -> list[list[float]]:
     """Ask the engine in a child process; one list for each text: ids, or floats."""
-    question = Question(kind, str(model), [list(map(int, ids)) for ids in texts], n, context, threads)
+    return _ask(Question(kind, str(model), [list(map(int, ids)) for ids in texts], n, context, threads))
+
+
+def chain(chains: Sequence[Chain]) -> list[tuple[list[int], list[float]]]:
+    """What the engine's samplers leave of each: ids, most likely first, and probabilities."""
+    answers = _ask(Question("chain", "", [], chains=list(chains)))
+    return [([int(i) for i in ids], values) for ids, values in zip(answers[::2], answers[1::2], strict=True)]
+
+
+def _ask(question: Question) -> list[list[float]]:
     asked = subprocess.run(
         [sys.executable, "-m", "tests.llama.reference"],
         input=msgspec.json.encode(question),
@@ -47,6 +68,8 @@ def _answer(question: Question) -> list[list[float]]:
 
     quiet = lib.llama_log_callback(lambda level, text, user: None)
     lib.llama_log_set(quiet, ctypes.c_void_p(0))
+    if question.kind == "chain":
+        return [part for chain in question.chains for part in _sample(lib, chain)]
     model = lib.llama_model_load_from_file(question.model.encode(), lib.llama_model_default_params())
     p = lib.llama_context_default_params()
     p.n_threads = p.n_threads_batch = question.threads
@@ -76,6 +99,29 @@ def _greedy(lib: Any, model: Any, p: Any, ids: list[int], n: int) -> list[float]
         pending = [token]
     lib.llama_free(context)
     return out
+
+
+def _sample(lib: Any, chain: Chain) -> tuple[list[float], list[float]]:
+    o, n = chain.sampling, len(chain.logits)
+    samplers = [
+        lib.llama_sampler_init_penalties(n, o.repeat_last_n, o.repeat_penalty, o.frequency_penalty, o.presence_penalty),
+        lib.llama_sampler_init_top_k(o.top_k),
+        lib.llama_sampler_init_top_p(o.top_p, 1),
+        lib.llama_sampler_init_min_p(o.min_p, 1),
+        lib.llama_sampler_init_temp(o.temperature),
+        lib.llama_sampler_init_dist(1),  # computes the probabilities
+    ]
+    whole = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
+    for sampler in samplers:
+        lib.llama_sampler_chain_add(whole, sampler)
+    for token in chain.history:
+        lib.llama_sampler_accept(whole, token)
+    data = (lib.llama_token_data * n)(*((i, value, 0.0) for i, value in enumerate(chain.logits)))
+    array = lib.llama_token_data_array(data=data, size=n, selected=-1, sorted=False)
+    lib.llama_sampler_apply(whole, ctypes.byref(array))
+    left = sorted(((array.data[i].p, array.data[i].id) for i in range(array.size)), reverse=True)
+    lib.llama_sampler_free(whole)
+    return [float(token) for _, token in left], [p for p, _ in left]
 
 
 def _pooled(lib: Any, model: Any, p: Any, ids: list[int], kind: str) -> list[float]:

@@ -190,7 +190,7 @@ def test_a_file_replaced_after_loading_changes_nothing(bare: Driver, tiny_dir: P
 
 
 def test_strict_holds_or_the_load_fails(tiny_dir: Path) -> None:
-    """F16 weights may go through a product whose sums depend on the batch: then strict says so instead of pretending."""
+    """F16 weights may go through a product whose sums depend on the batch: then strict says so."""
     path = models.tiny_llama(tiny_dir / "half.gguf", weights="f16", width=256, heads=4)
     with worker() as driver:
         answer = attempt(driver, path, deterministic="strict", threads=2)

@@ -60,14 +60,13 @@ class Sampler:
         """Raises: BadSampling."""
         check(options, n_vocab)
         self._o = options
-        self._greedy = options.temperature == 0
         self._bias_ids = np.array([token for token, _ in options.logit_bias], np.int64)
         self._bias = np.array([bias for _, bias in options.logit_bias], np.float32)
         self._penalizes = options.repeat_last_n > 0 and (
             options.repeat_penalty != 1 or options.frequency_penalty != 0 or options.presence_penalty != 0
         )
         # The bit generator's raw output is stable over numpy's versions; the distributions built on it need not be.
-        self._random = None if self._greedy else np.random.PCG64(options.seed)
+        self._random = None if options.temperature == 0 else np.random.PCG64(options.seed)
 
     def bias(self, logits: Logits) -> None:
         """Add the logit bias, in place."""
@@ -79,14 +78,37 @@ class Sampler:
 
         Raises: NotFinite.
         """
-        if self._penalizes:
-            self._penalize(logits, history)
-        if self._greedy:
+        if self._random is None:
+            if self._penalizes:
+                self._penalize(logits, history)
             best = int(logits.argmax())
             if not math.isfinite(logits[best]):
                 raise NotFinite("the logits are not finite")
             return best
-        return self._draw(logits)
+        ids, weights = self.distribution(logits, history)
+        total = weights.cumsum()
+        uniform = (int(self._random.random_raw()) >> 11) * 2.0**-53
+        return int(ids[min(int(np.searchsorted(total, uniform * total[-1], side="right")), ids.size - 1)])
+
+    def distribution(self, logits: Logits, history: Ids) -> tuple[Ids, NDArray[np.float64]]:
+        """What a token is drawn from: the ids that are left, most likely first, and their weights (not normalized).
+
+        `logits` is changed. Not for temperature 0. Raises: NotFinite.
+        """
+        o = self._o
+        if self._penalizes:
+            self._penalize(logits, history)
+        ids = shortlist(logits, o.top_k) if o.top_k else self._nucleus(logits)
+        if not ids.size or not math.isfinite(logits[ids[0]]):
+            raise NotFinite("the logits are not finite")
+        values = logits[ids].astype(np.float64)
+        keep = ids.size
+        if o.top_p < 1 and o.top_k:
+            total = np.exp(values - values[0]).cumsum()
+            keep = min(keep, int(np.searchsorted(total, o.top_p * total[-1])) + 1)
+        if o.min_p > 0:  # sorted: what is kept is a prefix
+            keep = min(keep, int(np.count_nonzero(values >= values[0] + math.log(o.min_p))))
+        return ids[:keep], np.exp((values[:keep] - values[0]) / o.temperature)
 
     def _penalize(self, logits: Logits, history: Ids) -> None:
         o = self._o
@@ -97,46 +119,22 @@ class Sampler:
         values -= counts.astype(np.float32) * np.float32(o.frequency_penalty) + np.float32(o.presence_penalty)
         logits[ids] = values
 
-    def _draw(self, logits: Logits) -> int:
-        o = self._o
-        ids = shortlist(logits, o.top_k) if o.top_k else self._nucleus(logits)
-        if not ids.size:
-            raise NotFinite("the logits are not finite")
-        values = logits[ids].astype(np.float64)
-        keep = ids.size
-        if o.top_p < 1 and o.top_k:
-            weights = np.exp(values - values[0])
-            total = weights.cumsum()
-            keep = min(keep, int(np.searchsorted(total, o.top_p * total[-1])) + 1)
-        if o.min_p > 0:  # sorted: what is kept is a prefix
-            keep = min(keep, int(np.count_nonzero(values >= values[0] + math.log(o.min_p))))
-        values = values[:keep]
-        weights = np.exp((values - values[0]) / o.temperature)
-        total = weights.cumsum()
-        assert self._random is not None
-        uniform = (int(self._random.random_raw()) >> 11) * 2.0**-53
-        return int(ids[min(int(np.searchsorted(total, uniform * total[-1], side="right")), keep - 1)])
-
     def _nucleus(self, logits: Logits) -> Ids:
-        """Without top_k: the most likely tokens that hold top_p of the probability of all, sorted."""
-        o = self._o
-        if o.top_p >= 1 and o.min_p == 0:
+        """Without top_k: the most likely tokens that hold top_p of the probability of all, sorted; all for top_p 1."""
+        top_p = self._o.top_p
+        if top_p >= 1:
             return shortlist(logits, logits.size)
         best = float(logits.max())
         if not math.isfinite(best):
             raise NotFinite("the logits are not finite")
-        whole = float(np.exp((logits - np.float32(best)).astype(np.float64)).sum())
+        enough = top_p * float(np.exp((logits - np.float32(best)).astype(np.float64)).sum())
         n = _FIRST_SHORTLIST
         while True:
             ids = shortlist(logits, n)
-            values = logits[ids].astype(np.float64)
-            total = np.exp(values - best).cumsum()
-            inside = int(np.searchsorted(total, o.top_p * whole)) + 1 if o.top_p < 1 else ids.size + 1
-            if o.min_p > 0:
-                inside = min(inside, int(np.count_nonzero(values >= best + math.log(o.min_p))) + 1)
+            total = np.exp(logits[ids].astype(np.float64) - best).cumsum()
+            inside = int(np.searchsorted(total, enough)) + 1
             if inside <= ids.size or ids.size < n:
-                # The draw applies min_p itself; only top_p's end is cut here.
-                return ids[: int(np.searchsorted(total, o.top_p * whole)) + 1] if o.top_p < 1 else ids
+                return ids[:inside]
             n *= 8
 
 
