@@ -25,6 +25,8 @@ from tests.text.conftest import OpenText
 from tests.text.engine import engine_ids
 from tests.text.vocabularies import nameless_bpe, tied_spm
 
+Pids = Callable[[], set[int]]
+
 BOMBS = {
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "doubles": "{% set n = namespace(x='xxxxxxxx') %}{% for i in range(64) %}{% set n.x = n.x + n.x %}{% endfor %}",
@@ -56,8 +58,17 @@ async def ingested(service: TextService, path: Path) -> tuple[ModelInfo, ModelFi
     return info, service.model(info, path)
 
 
-def pids_of_children() -> set[int]:
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+@pytest.fixture
+def text_pids(runtime_dir: Path) -> Pids:
+    """The pids of the text processes that this test runs."""
+
+    def pids() -> set[int]:
+        children = {
+            pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
+        }
+        return {int(pid) for pid in children if str(runtime_dir) in Path(f"/proc/{pid}/cmdline").read_text()}
+
+    return pids
 
 
 @pytest.fixture
@@ -334,12 +345,14 @@ async def test_a_grammar_that_kills_its_process_is_refused(text: TextService) ->
     await text.check_grammar("json_schema", '{"type": "object"}')
 
 
-async def test_what_a_killed_process_had_is_done_by_the_next(open_text: OpenText, tmp_path: Path) -> None:
+async def test_what_a_killed_process_had_is_done_by_the_next(
+    open_text: OpenText, text_pids: Pids, tmp_path: Path
+) -> None:
     async with open_text(processes=1) as service:
         path = tiny_llama(tmp_path / "m.gguf", chat_template=BOMB_TEMPLATE)
         _, model = await ingested(service, path)
         good = (await service.tokenize(model, ["the and"]))[0].tolist()
-        (pid,) = pids_of_children()
+        (pid,) = text_pids()
         os.kill(pid, signal.SIGSTOP)  # whatever it gets now stays unanswered
         done: list[list[int]] = []
 
@@ -355,24 +368,23 @@ async def test_what_a_killed_process_had_is_done_by_the_next(open_text: OpenText
         assert service.restarts == 1
 
 
-async def test_a_hung_process_is_replaced_at_its_deadline(open_text: OpenText, tmp_path: Path) -> None:
+async def test_a_hung_process_is_replaced_at_its_deadline(open_text: OpenText, text_pids: Pids, tmp_path: Path) -> None:
     async with open_text(processes=1, limits=Limits(boot_s=60, text_s=3, text_s_per_mb=0)) as service:
         _, model = await ingested(service, tiny_llama(tmp_path / "m.gguf"))
-        await service.check_grammar("grammar", 'root ::= "a"')
-        (pid,) = pids_of_children()
+        (pid,) = text_pids()
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(InvalidInput, match="not done within 3 s"):
             await service.check_grammar("grammar", 'root ::= "a"')
-        assert pid not in pids_of_children()
+        assert pid not in text_pids()
 
 
-async def test_a_process_that_dies_idle_is_replaced(open_text: OpenText) -> None:
+async def test_a_process_that_dies_idle_is_replaced(open_text: OpenText, text_pids: Pids) -> None:
     async with open_text(processes=1) as service:
         await service.check_grammar("grammar", 'root ::= "a"')
-        (pid,) = pids_of_children()
+        (pid,) = text_pids()
         os.kill(pid, signal.SIGKILL)
         await service.check_grammar("grammar", 'root ::= "a"')
-        assert pids_of_children() != {pid}
+        assert text_pids() != {pid}
 
 
 async def test_long_work_leaves_one_process_to_the_others(open_text: OpenText) -> None:
@@ -395,10 +407,10 @@ async def test_long_work_leaves_one_process_to_the_others(open_text: OpenText) -
             nursery.cancel_scope.cancel()
 
 
-async def test_cancelled_requests_are_withdrawn(open_text: OpenText, tmp_path: Path) -> None:
+async def test_cancelled_requests_are_withdrawn(open_text: OpenText, text_pids: Pids, tmp_path: Path) -> None:
     async with open_text(processes=1) as service:
         _, model = await ingested(service, tiny_llama(tmp_path / "m.gguf"))
-        (pid,) = pids_of_children()
+        (pid,) = text_pids()
         os.kill(pid, signal.SIGSTOP)
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
@@ -418,7 +430,7 @@ async def test_where_no_process_starts_requests_are_refused(open_text: OpenText)
             await service.check_grammar("grammar", 'root ::= "a"')
 
 
-async def test_closing_refuses_what_waits(open_text: OpenText) -> None:
+async def test_closing_refuses_what_waits(open_text: OpenText, text_pids: Pids) -> None:
     refused = trio.Event()
 
     async def waits(service: TextService) -> None:
@@ -429,7 +441,7 @@ async def test_closing_refuses_what_waits(open_text: OpenText) -> None:
     async with trio.open_nursery() as nursery:
         async with open_text(processes=1) as service:
             await service.check_grammar("grammar", 'root ::= "a"')
-            (pid,) = pids_of_children()
+            (pid,) = text_pids()
             os.kill(pid, signal.SIGSTOP)
             nursery.start_soon(waits, service)
             nursery.start_soon(waits, service)
