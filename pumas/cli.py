@@ -2,6 +2,7 @@
 
 Exit status: 0 after a clean end, 1 for what went wrong while running (a taken port, no model loaded, a gateway that
 does not answer), 2 for a wrong command line or configuration, 130 for Ctrl-C before there was anything to end.
+Each command imports what it needs when it runs: a mistake is reported before an HTTP stack is loaded.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ from importlib.metadata import version
 
 import msgspec
 
-from pumas import client, log
-from pumas.build_info import build_info
-from pumas.config import Config, ConfigError, Model, check_config, http_config, read_api_key, read_config
+from pumas import log
+from pumas.config import Config, ConfigError, Model, UserError, check_config, http_config, read_api_key, read_config
 from pumas.http.config import HttpSetupError
-from pumas.serving import StartError, run_gateway
-from pumas.tokenizing import TokenizeError, run_tokenize
 from synapse.errors import SynapseError
+
+DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.build_info:
+            from pumas.build_info import build_info
+
             print(msgspec.json.format(msgspec.json.encode(build_info()), indent=2).decode())
             return 0
         if options.command is None:
@@ -34,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         status: int = options.run(options)
         return status
-    except ConfigError as error:
-        return _complain(error, 2)
-    except (HttpSetupError, StartError, TokenizeError, client.ClientError, SynapseError) as error:
+    except UserError as error:
+        return _complain(error, error.exit_status)
+    except (HttpSetupError, SynapseError) as error:
         return _complain(error, 1)
     except KeyboardInterrupt:
         return 130
@@ -67,13 +69,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
 
     models = commands.add_parser("models", help="list what a running gateway serves")
-    models.add_argument("--url", default=client.DEFAULT_URL, help=f"default {client.DEFAULT_URL}")
+    models.add_argument("--url", default=DEFAULT_URL, help=f"default {DEFAULT_URL}")
     models.set_defaults(run=_models)
 
     probe = commands.add_parser("probe", help="try a quarantined or failed model again")
     probe.add_argument("alias", metavar="ALIAS")
     probe.add_argument("--profile", help="needed where the alias has several")
-    probe.add_argument("--url", default=client.DEFAULT_URL, help=f"default {client.DEFAULT_URL}")
+    probe.add_argument("--url", default=DEFAULT_URL, help=f"default {DEFAULT_URL}")
     probe.set_defaults(run=_probe)
 
     tokenize = commands.add_parser("tokenize", help="the token ids that the engine would get, one text a line")
@@ -95,6 +97,8 @@ def _positive(text: str) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     config = _serve_config(options)
+    from pumas.serving import run_gateway
+
     return run_gateway(config, read_api_key(config))
 
 
@@ -123,16 +127,22 @@ def _serve_config(options: argparse.Namespace) -> Config:
 
 
 def _models(options: argparse.Namespace) -> int:
-    print(client.models_table(options.url))
+    from pumas.client import models_table
+
+    print(models_table(options.url))
     return 0
 
 
 def _probe(options: argparse.Namespace) -> int:
-    print(client.probe(options.url, options.alias, options.profile))
+    from pumas.client import probe
+
+    print(probe(options.url, options.alias, options.profile))
     return 0
 
 
 def _tokenize(options: argparse.Namespace) -> int:
+    from pumas.tokenizing import run_tokenize
+
     return run_tokenize(
         options.model,
         as_json=options.json,

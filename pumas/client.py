@@ -9,14 +9,13 @@ from urllib.parse import urlsplit
 import httpcore2
 import msgspec
 
-from pumas.config import API_KEY_VARIABLE
+from pumas.config import API_KEY_VARIABLE, UserError
 
-DEFAULT_URL = "http://127.0.0.1:8080"
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 
 
-class ClientError(Exception):
-    """The gateway could not be asked, or said no; the message is one line."""
+class ClientError(UserError):
+    """The gateway could not be asked, or said no."""
 
 
 def ask(url: str, method: str, path: str, body: Any = None, timeout_s: float | None = 10.0) -> Any:

@@ -26,8 +26,16 @@ API_KEY_VARIABLE = "PUMAS_API_KEY"
 """The environment variable that holds the API key where no key file is configured."""
 
 
-class ConfigError(Exception):
-    """The configuration cannot be used; the message is one line, with the remedy."""
+class UserError(Exception):
+    """What the person at the command line can do something about; the message is one line, with the remedy."""
+
+    exit_status = 1
+
+
+class ConfigError(UserError):
+    """The configuration cannot be used."""
+
+    exit_status = 2
 
 
 Port = Annotated[int, Meta(ge=0, le=65535)]

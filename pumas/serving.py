@@ -18,7 +18,7 @@ import trio
 
 from pumas import log
 from pumas.app import build_app
-from pumas.config import Config
+from pumas.config import Config, UserError
 from pumas.contract.descriptors import Available, ServedModel
 from pumas.http.listen import Listening
 from pumas.http.serve import serve
@@ -26,8 +26,8 @@ from pumas.served import Served, load_models
 from synapse import Supervisor, SupervisorConfig, open_supervisor
 
 
-class StartError(Exception):
-    """The gateway has nothing to serve; the message is one line."""
+class StartError(UserError):
+    """The gateway has nothing to serve."""
 
 
 def run_gateway(config: Config, api_key: str | None) -> int:

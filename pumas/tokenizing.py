@@ -11,13 +11,14 @@ from typing import BinaryIO
 import msgspec
 import trio
 
+from pumas.config import UserError
 from synapse import SupervisorConfig, TextService, open_supervisor
 
 BATCH_TEXTS, BATCH_BYTES = 256, 1 << 20
 
 
-class TokenizeError(Exception):
-    """An input line that is no text; the message is one line."""
+class TokenizeError(UserError):
+    """No such file, or an input line that is no text."""
 
 
 def run_tokenize(path: str, *, as_json: bool, count: bool, add_special: bool, parse_special: bool) -> int:

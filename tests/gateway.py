@@ -124,7 +124,7 @@ def running(directory: Path, *arguments: str, env: dict[str, str] | None = None)
         )
     try:
         lines = _lines_until(process, "ready on http", log_path)
-        url = lines[-1].removeprefix("ready on ")
+        url = next(line for line in lines if line.startswith("ready on http")).removeprefix("ready on ")
         found = re.search(r":(\d+)$", url)
         assert found
         yield Gateway(process, url, int(found[1]), lines, log_path)
