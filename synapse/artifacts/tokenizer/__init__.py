@@ -1,5 +1,6 @@
 """Tokenizers from GGUF metadata, equal to the engine's id for id (docs/tokenizers.md)."""
 
+from synapse.artifacts.tokenizer.beside import differences_beside
 from synapse.artifacts.tokenizer.errors import CacheInvalid, NotBuildable, TextInvalid
 from synapse.artifacts.tokenizer.models import TokenizerFailed
 from synapse.artifacts.tokenizer.partition import Span
@@ -16,6 +17,7 @@ __all__ = [
     "TokenizerFailed",
     "Vocabulary",
     "build_tokenizer",
+    "differences_beside",
     "probe_corpus",
     "read_vocabulary",
     "specials_of",

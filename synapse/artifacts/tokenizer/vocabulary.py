@@ -201,6 +201,9 @@ def _pre(header: Header, model: str, kind: Kind) -> tuple[str, data.PreName]:
     known = data.pretokenizers().names
     if pre not in known:
         raise ArtifactInvalid(f"tokenizer.ggml.pre is {pre!r}: no pre-tokenizer that the engine knows")
+    if pre == "whitespace" and model != "whitespace":
+        # Its pieces keep their spaces here, and the engine asserts that no merge is looked up for one.
+        raise ArtifactInvalid(f"tokenizer.ggml.pre is {pre!r}, which the engine cannot run with the model {model!r}")
     return pre, known[pre]
 
 
