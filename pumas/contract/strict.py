@@ -26,7 +26,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _KEY_OR_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|"[^"]*+"(?![ \t\r\n]*+:))*+(?:("[^"]*+"|[{}\[\]])|\Z)')
 """The next key or bracket, or the end. Other strings are skipped without coming to Python; no byte is read twice."""
 _BAD_ESCAPE = re.compile(rb"\\u[dD](?![0-9a-fA-F]{3})")
-_EXPONENT = re.compile(rb"(?<=[0-9])[eE][+-]?[0-9]++")
+_EXPONENT = re.compile(rb"(?<=[0-9])[eE][+-]?[0-9]++(?![.eE+-])")
 _LONG_INTEGER = re.compile(rb"(?<![0-9.])[1-9][0-9]{299,}+")
 
 

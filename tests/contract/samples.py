@@ -152,7 +152,7 @@ def lane(model: str, facts: LaneFacts, profile: str = "default") -> ServedModel:
         model_id="sha256:0123456789ab",
         provider="llama.cpp",
         load_state="loaded",
-        context_tokens=facts.context,
+        context_tokens=facts.context or None,
         modalities=lane_modalities(facts),
         capabilities=lane_capabilities(facts),
     )

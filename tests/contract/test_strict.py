@@ -35,6 +35,8 @@ STRICT: dict[str, tuple[bytes, str | None]] = {
     "over a double": (b'{%b, "x": 1e400}', "a:1"),
     "too many digits": (b'{%b, "x": ' + b"9" * 5000 + b"}", "a:1"),
     "too many digits after a zero": (b'{%b, "x": 0' + b"9" * 5000 + b"}", None),
+    "no number at all": (b'{%b, "x": 0e9.9}', None),
+    "no number at all, huge": (b'{%b, "x": [1e999, 0e9.9]}', None),
     "lone high surrogate": (b'{%b, "x": "\\ud83d"}', "a:1"),
     "lone low surrogate": (b'{%b, "x": "\\udE00 "}', "a:1"),
     "surrogates behind a backslash": (b'{%b, "x": "\\\\\\ud83d"}', "a:1"),
