@@ -1,4 +1,4 @@
-"""The scheduler under everything at once: Hypothesis chooses what happens, `World` checks every promise after each step.
+"""The scheduler under everything at once: Hypothesis chooses, `World` checks every promise after each step.
 
 The same seed gives the same steps: SYNAPSE_TEST_SEED chooses another one; a failure prints its steps, shrunk.
 """
@@ -76,6 +76,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         ids = prompt(random.Random(number), length)
         work = GenerateWork(prompt=ids, max_tokens=min(max_tokens, 256 - length), max_queue=max_queue, stop=("end",))
         self.world.submit(work)
+
+    @precondition(lambda self: self.world.made)
+    @rule(number=st.integers(0, 99), max_queue=MAX_QUEUE)
+    def submit_turn(self, number: int, max_queue: float | None) -> None:
+        self.count()
+        work = self.world.next_turn(random.Random(number), max_queue)
+        if work is not None:
+            self.world.submit(work)
 
     @precondition(lambda self: self.world.live())
     @rule(number=st.integers(0, 99))
@@ -206,7 +214,11 @@ def seeded_run(number: int, steps: int) -> list[str]:
 def one_step(world: World, rng: random.Random) -> None:
     max_queue = rng.choice([None, None, 10.0, 1.0, 0.1, 0.0])
     live, choice = world.live(), rng.random()
-    if choice < 0.15:
+    if choice < 0.05:
+        work = world.next_turn(rng, max_queue)
+        if work is not None:
+            world.submit(work)
+    elif choice < 0.15:
         length = rng.randint(1, 200)
         ids = prompt(rng, length)
         world.submit(GenerateWork(prompt=ids, max_tokens=rng.randint(1, 56), max_queue=max_queue, stop=("end",)))

@@ -139,7 +139,7 @@ class World:
         self.works: list[Work] = []
         self.handed: set[tuple[Work, int]] = set()
         self.back: set[tuple[Work, int]] = set()
-        self.progress: dict[Work, int] = {}
+        self.made: dict[Work, list[int]] = {}
         self.unserved: dict[tuple[int, str], float] = {}
         self.closed = False
 
@@ -158,8 +158,8 @@ class World:
                 self.admitted.add(work)
             elif isinstance(effect, Progressed):
                 assert work in self.admitted
-                self.progress[work] = self.progress.get(work, 0) + len(effect.progress.ids)
-                assert self.progress[work] == effect.progress.n_gen, "progress lost or doubled"
+                self.made.setdefault(work, []).extend(effect.progress.ids)
+                assert len(self.made[work]) == effect.progress.n_gen, "progress lost or doubled"
             elif isinstance(effect, Rejected):
                 assert work not in self.admitted, "called not admitted what was handed over"
                 assert not any(handed is work for handed, _ in self.handed)
@@ -223,6 +223,16 @@ class World:
         else:
             assert refused
         self.do(effects)
+
+    def next_turn(self, rng: random.Random, max_queue: float | None) -> GenerateWork | None:
+        """A prompt that goes on where an earlier sequence is or ended, as a chat's next turn does."""
+        earlier = [work for work in self.made if isinstance(work, GenerateWork) and len(work.prompt) < 150]
+        if not earlier:
+            return None
+        work = rng.choice(earlier)
+        more = [rng.randint(0, 3) for _ in range(rng.randint(0, 5))]
+        ids = np.asarray([*work.prompt.tolist(), *self.made[work], *more], dtype=np.int32)[:200]
+        return GenerateWork(prompt=ids, max_tokens=rng.randint(1, 56), max_queue=max_queue)
 
     def withdraw(self, work: Work) -> None:
         if work not in self.ends:
