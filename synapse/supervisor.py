@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,7 @@ class SupervisorConfig:
         state_dir: quarantine records, kept. None: the platform's place for state.
         cache_dir: what was read from model files, by digest. None: the platform's place for caches.
         text_processes: processes for text work (W13).
+        text_argv: another program for them, without --socket and --nonce.
         threads: of all lanes together. None: the cores that this process may use.
         entropy: random bytes for nonces and jitter; a simulation passes its own.
     """
@@ -46,6 +47,7 @@ class SupervisorConfig:
     state_dir: Path | str | None = None
     cache_dir: Path | str | None = None
     text_processes: int = 2
+    text_argv: Sequence[str] | None = None
     threads: int | None = None
     limits: Limits = field(default_factory=Limits)
     entropy: Callable[[int], bytes] = secrets.token_bytes
@@ -173,7 +175,9 @@ async def open_supervisor(
             if host is None:
                 host = stack.enter_context(RealHost(_runtime_dir(config, stack)))
             cache = config.cache_dir or default_directory("cache")
-            text = await stack.enter_async_context(open_text_service(host, config.limits, cache, config.text_processes))
+            text = await stack.enter_async_context(
+                open_text_service(host, config.limits, cache, config.text_processes, config.text_argv)
+            )
             async with trio.open_nursery() as nursery:
                 supervisor = Supervisor(config, host, text, nursery)
                 try:

@@ -94,8 +94,9 @@ class TextService:
     Every method raises InvalidInput for what cannot be served, and LaneUnavailable if no text process starts.
     """
 
-    def __init__(self, limits: Limits, cache_dir: str) -> None:
+    def __init__(self, limits: Limits, cache_dir: str, argv: Sequence[str] | None = None) -> None:
         self._limits, self._cache_dir = limits, cache_dir
+        self._argv = list(argv) if argv is not None else python_worker("text")
         self._waiting: collections.deque[_Job] = collections.deque()
         self._idle = trio.lowlevel.ParkingLot()
         self._down: dict[int, str] = {}
@@ -305,7 +306,7 @@ class TextService:
     def _spec(self, slot: int) -> WorkerSpec:
         return WorkerSpec(
             worker_id=f"text-{slot}-{secrets.token_hex(4)}",
-            argv=python_worker("text"),
+            argv=self._argv,
             nonce=secrets.token_hex(8),
             env={"SYNAPSE_WRITE_DIRS": self._cache_dir},
         )
@@ -313,13 +314,18 @@ class TextService:
 
 @contextlib.asynccontextmanager
 async def open_text_service(
-    host: Host, limits: Limits, cache_dir: str | os.PathLike[str], processes: int = 2
+    host: Host,
+    limits: Limits,
+    cache_dir: str | os.PathLike[str],
+    processes: int = 2,
+    argv: Sequence[str] | None = None,
 ) -> AsyncIterator[TextService]:
     """The text processes, started and kept running; none is left afterwards.
 
     Args:
         cache_dir: of the ingest cache; made if it is not there.
         processes: how many. With more than one, the first takes no long work.
+        argv: another program that speaks the text messages, without --socket and --nonce.
     Raises: SetupError if the cache directory cannot be made.
     """
     directory = _absolute(cache_dir)
@@ -327,7 +333,7 @@ async def open_text_service(
         await trio.to_thread.run_sync(lambda: Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True))
     except OSError as error:
         raise SetupError(f"the cache directory {directory} cannot be made: {error.strerror}") from error
-    service = TextService(limits, directory)
+    service = TextService(limits, directory, argv)
     async with trio.open_nursery() as nursery:
         for slot in range(processes):
             nursery.start_soon(service.run_slot, host, slot, processes > 1 and slot == 0)
