@@ -31,7 +31,7 @@ from hypercorn.utils import parse_socket_addr
 
 from pumas.http.config import HttpConfig
 from pumas.http.exchange import AnswerCut, AsgiApp, ClientGone, Exchange, Message
-from pumas.http.hangup import wait_hang_up
+from pumas.http.hangup import HangUps
 from pumas.http.protocol import Http1, HttpStream, WebSocketStream
 
 log = logging.getLogger(__name__)
@@ -50,12 +50,14 @@ class Connection:
         config: HttpConfig,
         theirs: Config,
         context: WorkerContext,
+        hang_ups: HangUps,
         tls: ssl.SSLContext | None,
         transport: trio.SocketStream,
     ) -> None:
         self.draining = False
         self.exchange: Exchange | None = None
         self._app, self._config, self._theirs, self._context = app, config, theirs, context
+        self._hang_ups = hang_ups
         self._socket = transport.socket
         self._tls = trio.SSLStream(transport, tls, server_side=True, https_compatible=True) if tls else None
         self._stream: trio.abc.Stream = self._tls or transport
@@ -89,7 +91,7 @@ class Connection:
                 await self._leave()
         except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as gone:
             log.debug("connection lost: %r", gone.exceptions)
-        except* Exception:
+        except* (Exception, GeneratorExit):
             log.exception("fault in a connection")
         finally:
             self.cut()
@@ -161,7 +163,7 @@ class Connection:
         async with trio.open_nursery() as nursery:
 
             async def watch() -> None:
-                await wait_hang_up(self._socket)
+                await self._hang_ups.wait(self._socket)
                 self._hung_up = True
                 nursery.cancel_scope.cancel()
 
@@ -193,7 +195,8 @@ class Connection:
     async def want_body(self) -> None:
         """See `exchange.Link`."""
         await self._protocol.send_continue()
-        await self.flush()
+        if self._out:
+            await self.flush()
         exchange = self.exchange
         if exchange is not None and not exchange.body_done:
             self._stalling = True
@@ -239,7 +242,7 @@ class Connection:
                 await self._app(exchange.scope, exchange.receive, exchange.send)
         except* (ClientGone, AnswerCut):
             pass
-        except* Exception:
+        except* (Exception, GeneratorExit):  # a generator that was closed inside a nursery raises the latter
             log.exception("fault in the application: %s", exchange.scope["path"])
         if isinstance(answer, HttpStream) and exchange.complete:
             await self._next()
@@ -296,22 +299,26 @@ class Connection:
     async def flush(self) -> None:
         """See `exchange.Link`."""
         async with self._send_lock:
-            try:
-                while self._out:
-                    pieces, self._out, self._out_bytes = self._out, [], 0
-                    for piece in joined(pieces):
-                        await self._stream.send_all(piece)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                self._hung_up = True
-                self._reading.cancel()
-                raise ClientGone("the client has left") from error
-            except BaseException:
-                self._torn = True
-                self.cut()
-                self._reading.cancel()
-                raise
+            while self._out:
+                await trio.lowlevel.checkpoint_if_cancelled()  # here nothing is torn yet
+                pieces, self._out, self._out_bytes = self._out, [], 0
+                await self._write(joined(pieces))
         if self._ended:
             self._reading.cancel()
+
+    async def _write(self, pieces: list[bytes | memoryview]) -> None:
+        try:
+            for piece in pieces:
+                await self._stream.send_all(piece)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._hung_up = True
+            self._reading.cancel()
+            raise ClientGone("the client has left") from error
+        except BaseException:
+            self._torn = True
+            self.cut()
+            self._reading.cancel()
+            raise
 
     async def _flush_alone(self) -> None:
         """Flush where nobody waits for the outcome: the reader sees for itself that the client has left."""

@@ -32,14 +32,11 @@ class Listening:
 
 
 def connection_limit(wanted: int) -> int:
-    """How many connections may be open at once: `wanted`, within this process's limit on descriptors.
-
-    A connection takes one descriptor, and a second one while its client sends faster than it is served.
-    """
+    """How many connections, each a descriptor, may be open at once: `wanted`, within this process's limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
-    return max(4, min(wanted, soft - DESCRIPTORS_RESERVED))
+    return min(wanted, max(4, soft - DESCRIPTORS_RESERVED))
 
 
 def tls_context(config: HttpConfig) -> ssl.SSLContext | None:

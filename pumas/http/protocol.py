@@ -193,7 +193,10 @@ class Http1(H11Protocol):
 
     async def handle(self, event: ConnectionEvent) -> None:
         if isinstance(event, RawData) and self.stream is None and not self.mid_request():
-            event = RawData(data=event.data.lstrip(b"\r\n"))  # RFC 9112, 2.2: empty lines before a request
+            data = event.data.lstrip(b"\r\n")  # RFC 9112, 2.2: empty lines before a request
+            if not data:
+                return  # h11 would read it as the end
+            event = RawData(data=data)
         await super().handle(event)
 
     async def proceed(self) -> None:

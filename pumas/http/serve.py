@@ -11,6 +11,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from pumas.http.config import HttpConfig
 from pumas.http.connection import Connection
 from pumas.http.exchange import AsgiApp
+from pumas.http.hangup import HangUps
 from pumas.http.listen import Listening, connection_limit, open_listeners, tls_context
 from pumas.http.protocol import hypercorn_config
 
@@ -42,6 +43,7 @@ async def serve(
     tls = tls_context(config)
     theirs = hypercorn_config(config)
     context = WorkerContext(None)
+    hang_ups = HangUps()
     slots = trio.Semaphore(connection_limit(config.max_connections))
     connections: set[Connection] = set()
     empty = trio.Event()
@@ -70,7 +72,7 @@ async def serve(
             except BaseException:
                 slots.release()
                 raise
-            connection = Connection(app, config, theirs, context, tls, transport)
+            connection = Connection(app, config, theirs, context, hang_ups, tls, transport)
             connections.add(connection)
             clients.start_soon(run, connection)
 

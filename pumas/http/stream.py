@@ -9,8 +9,8 @@ generator, nothing else.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 
 import trio
 
@@ -77,7 +77,7 @@ class EventStream:
         # The nursery is round the generator's whole life, so that scopes which it keeps open across a yield nest.
         async with trio.open_nursery() as nursery:
             try:
-                async with aclosing(self._pieces) as pieces:
+                async with _closing(self._pieces) as pieces:
                     first = await anext(pieces, b"")
                     await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
                     nursery.start_soon(self._write, buffer, send)
@@ -102,6 +102,18 @@ class EventStream:
             await send({"type": "http.response.body", "body": data, "more_body": more})
             if not more:
                 return
+
+
+@asynccontextmanager
+async def _closing(pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+    """Close the generator on leaving. A nursery that it keeps open across a yield wraps its GeneratorExit."""
+    try:
+        yield pieces
+    finally:
+        try:
+            await pieces.aclose()
+        except* GeneratorExit:
+            pass
 
 
 class _Buffer:
@@ -140,7 +152,16 @@ class _Buffer:
                     await self._filled.wait()
                 if not self._data and not self._closed:
                     return None, True
+        await self._settle()
         data = bytes(self._data[:BUFFER_BYTES])
         del self._data[:BUFFER_BYTES]
         self._taken.set()
         return data, bool(self._data) or not self._closed
+
+    async def _settle(self) -> None:
+        """Let the generator add what it has ready: it may take a turn of the scheduler for each piece."""
+        before = -1
+        while before < len(self._data) < BUFFER_BYTES and not self._closed:
+            before = len(self._data)
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()  # in two turns every task that is ready has had one
