@@ -2,7 +2,7 @@
 
 LOAD needs no file; where `artifact_path` names one, its digest is verified and its `name=value` words are settings, as
 runtime_config's are: role, dims, context, micro_batch, parallel, step_ms (time of one decode step), eos_after, nan (the
-engine computes one).
+engine computes one), decode (`no`: an old worker that does not know DECODE).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FaultyEngine:
                 "pooling": "mean" if role == "embed" else None,
                 "ranking_head": role == "rerank",
                 "parallel": self._sequences.parallel,
-                "decode": True,
+                "decode": self._knows_decode,
                 "decode_step_ms": float(self._settings.get("step_ms", "0.01")),
                 "embed_budget": int(self._settings.get("micro_batch", "512")),
                 "deterministic": True,
@@ -87,6 +87,10 @@ class FaultyEngine:
             },
             m.Measured,
         )
+
+    @property
+    def _knows_decode(self) -> bool:
+        return self._settings.get("decode", "yes") != "no"
 
     @property
     def _dims(self) -> int:
@@ -137,6 +141,8 @@ class FaultyEngine:
         return reply, None
 
     def _decode(self, request: m.Decode, raw: memoryview) -> tuple[m.Decoded, None]:
+        if not self._knows_decode:
+            raise Refused("unknown_type", "decode=no: an old worker")
         ids = _ids(raw)
         self._check(request.model_ref, ids, 0)
         return self._sequences.quantum(request, ids), None
