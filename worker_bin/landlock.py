@@ -23,8 +23,13 @@ _FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _NET_BIND_AND_CONNECT = 3
 _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 3
 
-_SYSTEM = ["/proc", "/sys", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share", "/etc", "/opt"]
-"""Libraries, what engines ask about the machine, time zones and certificates' defaults: read only."""
+_SYSTEM = [
+    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/cuda", "/opt/rocm", "/usr/share"),
+    *("/etc/ld.so.cache", "/etc/localtime", "/etc/OpenCL", "/etc/vulkan", "/etc/nvidia"),
+    *("/proc", "/sys"),
+]
+"""Libraries, and what engines ask about the machine: read only. Other processes' secrets in /proc stay closed, because
+Landlock also refuses to look into processes outside."""
 _DEVICES = "/dev"
 """GPU nodes are read and written; no node can be made there."""
 

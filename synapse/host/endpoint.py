@@ -18,7 +18,7 @@ from typing import Protocol
 
 import trio
 
-from synapse.errors import SetupError
+from synapse.errors import EngineCrashed, SetupError
 from synapse.ports import ByteStream
 
 _LATER = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -40,12 +40,16 @@ class Endpoint(Protocol):
 
 
 class UnixEndpoint:
-    """A Unix socket of mode 0600. Raises SetupError when it cannot be made."""
+    """A Unix socket of mode 0600. Raises SetupError when it cannot be made, EngineCrashed(spawn) when the system has no
+    descriptor left."""
 
     def __init__(self, path: Path) -> None:
         self.address = str(path)
         self._path = path
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise EngineCrashed("spawn", f"no socket: {error}") from error
         try:
             with contextlib.suppress(OSError):  # macOS cannot; its directory is 0700 anyway
                 os.fchmod(listener.fileno(), 0o600)  # before bind: no moment with a wider mode (M12)

@@ -15,7 +15,7 @@ from synapse.host.environment import child_environment
 from synapse.host.process import ChildProcess, open_child
 
 ManagedProcess = ChildProcess
-"""pid, exit_status, wait(), terminate(), kill(), log_tail(). `pid` is the guard's, the leader of the program's group."""
+"""pid, exit_status, wait(), terminate(), kill(), log_tail(). `pid` is the guard's, who leads the program's group."""
 
 
 @asynccontextmanager
@@ -28,11 +28,12 @@ async def managed_process(
 ) -> AsyncIterator[ManagedProcess]:
     """Run a program for the length of the block.
 
-    It runs in its own session under a small guard process that ends the whole group when this process dies by any means,
-    SIGKILL included, and when the program itself ends. It sees the allow-listed environment and `env` (W2), stdin is
-    empty, its output goes to a ring. Leaving is SIGTERM, `grace_s`, SIGKILL, for the group, then the reaping.
+    It runs in its own session under a small guard process that ends the whole group when this process dies by any
+    means, SIGKILL included, and when the program itself ends. It sees the allow-listed environment and `env` (W2),
+    stdin is empty, its output goes to a ring. Leaving is SIGTERM, `grace_s`, SIGKILL, for the group, then the reaping.
 
-    Raises: SetupError where the program does not exist or may not be run; EngineCrashed(spawn) where the system refuses.
+    Raises: SetupError where the program does not exist or may not be run; EngineCrashed(spawn) where the system
+    refuses.
     Blocks: entering for milliseconds, leaving up to the grace. Cancel: nothing of it is left.
     """
     program = shutil.which(argv[0])

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import trio
 
@@ -31,10 +31,11 @@ REAP_S = 30.0
 class ChildProcess:
     """A child in its own session and process group. `open_child` makes it and cleans up behind it."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], output: int, ring: LogRing) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], output: int, exit_fd: int | None, ring: LogRing) -> None:
         self.pid = popen.pid
         self._popen = popen
         self._output = output
+        self._exit_fd = exit_fd
         self._ring = ring
         self._exited = trio.Event()
         self._drained = trio.Event()
@@ -73,7 +74,7 @@ class ChildProcess:
         """Drain its output and reap it. Ends by itself soon after the exit."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._pump)
-            await _wait_exit_unreaped(self.pid)
+            await _wait_exit_unreaped(self.pid, self._exit_fd)
             self._signal_group(signal.SIGKILL)  # what it left behind in its group; it is a zombie itself
             self._popen.wait()
             self._exited.set()
@@ -97,34 +98,47 @@ class ChildProcess:
             self._drained.set()
 
 
-async def _wait_exit_unreaped(pid: int) -> None:
+async def _wait_exit_unreaped(pid: int, exit_fd: int | None) -> None:
     """Return when the child has exited and is not reaped yet."""
-    if sys.platform == "linux":
-        descriptor = os.pidfd_open(pid)
-        try:
-            await trio.lowlevel.wait_readable(descriptor)
-        finally:
-            os.close(descriptor)
+    if exit_fd is not None:
+        await trio.lowlevel.wait_readable(exit_fd)
     else:
         await trio.to_thread.run_sync(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT), abandon_on_cancel=True)
 
 
-def _start(argv: Sequence[str], env: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
-    """Blocks for the milliseconds of fork and exec, on purpose in the trio thread (see above)."""
+def _start(argv: Sequence[str], env: Mapping[str, str], ring_bytes: int, owned: ExitStack) -> ChildProcess:
+    """Start it; `owned` closes its descriptors. Blocks for the milliseconds of fork and exec, on purpose in the trio
+    thread (see above)."""
     try:
-        return subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=dict(env),
-            close_fds=True,
-            start_new_session=True,
-        )
+        output, write_end = os.pipe()
+        owned.callback(os.close, output)
+        os.set_blocking(output, False)
+        try:
+            popen = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                env=dict(env),
+                close_fds=True,
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_end)
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
         raise SetupError(f"cannot run {argv[0]}: {error.strerror}") from error
     except OSError as error:
         raise EngineCrashed("spawn", f"cannot start {argv[0]}: {error}") from error
+    exit_fd = None
+    if sys.platform == "linux":
+        try:
+            exit_fd = os.pidfd_open(popen.pid)
+        except OSError as error:  # out of descriptors: without it the exit could not be watched
+            popen.kill()
+            popen.wait()
+            raise EngineCrashed("spawn", f"cannot watch {argv[0]}: {error}") from error
+        owned.callback(os.close, exit_fd)
+    return ChildProcess(popen, output, exit_fd, LogRing(ring_bytes))
 
 
 @asynccontextmanager
@@ -136,18 +150,10 @@ async def open_child(
     Raises: SetupError where the program does not exist or may not be run, EngineCrashed(spawn) where the system
     refuses. Never an ExceptionGroup of its own making.
     """
-    read_end, write_end = os.pipe()
-    try:
-        try:
-            popen = _start(argv, env, write_end)
-        finally:
-            os.close(write_end)
-        os.set_blocking(read_end, False)
-        child = ChildProcess(popen, read_end, LogRing(ring_bytes))
+    with ExitStack() as owned:
+        child = _start(argv, env, ring_bytes, owned)
         async with _running(child):
             yield child
-    finally:
-        os.close(read_end)
 
 
 @asynccontextmanager

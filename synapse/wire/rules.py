@@ -113,3 +113,18 @@ def all_finite(raw: memoryview) -> bool:
     import numpy as np
 
     return bool(np.isfinite(np.frombuffer(raw, dtype="<f4")).all())
+
+
+def as_markdown() -> str:
+    """The table of pairs as docs/protocol.md shows it."""
+    lines = ["| request | its raw frames | reply | its raw frames |", "|---|---|---|---|"]
+    for kind, rule in REQUESTS.items():
+        request, reply = (str(message.__struct_config__.tag) for message in (kind, rule.reply))
+        lines.append(f"| {request} | {rule.raws or ''} | {reply} | {_kind_of_reply(rule)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _kind_of_reply(rule: RequestRule) -> str:
+    return (
+        "" if not rule.reply_raws else f"{rule.reply_raws} (finite f32)" if rule.floats else f"{rule.reply_raws} (i32)"
+    )

@@ -1,4 +1,4 @@
-"""Whatever a peer sends leads to events or to one RemoteProtocolError, with memory for what came, not what was claimed."""
+"""Whatever a peer sends leads to events or to one RemoteProtocolError, and memory follows what came."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way a worker can fail, by stage (W7): a typed error with status and log tail, nothing left, the next one works."""
+"""Every way a worker can fail, by stage (W7): a typed error with status and log tail, and nothing is left."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import textwrap
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from synapse.errors import EngineCrashed, Stage
 from synapse.host import RealHost
 from synapse.limits import Limits
 from synapse.wire import messages as m
-from synapse.worker import open_worker
+from synapse.worker import Worker, open_worker
 from tests.worker.conftest import PATIENT, OpenFaulty, embed, embed_request, faulty_spec, load, ping
 
 SHORT = Limits(boot_s=0.5)
@@ -98,6 +99,17 @@ async def test_death_in_load(faulty: OpenFaulty, faults: str, status: int) -> No
             await ping(worker)
 
 
+async def _embed_five_times(worker: Worker) -> None:
+    for _ in range(5):
+        await embed(worker)
+
+
+async def _life(opened: AbstractAsyncContextManager[Worker], load_timeout_s: float) -> None:
+    async with opened as worker:
+        await load(worker, timeout_s=load_timeout_s)
+        await embed(worker)
+
+
 @pytest.mark.parametrize(
     ("faults", "status"),
     [
@@ -114,8 +126,7 @@ async def test_death_in_a_request(faulty: OpenFaulty, faults: str, status: int) 
     async with faulty("print=tail of the log@LOAD," + faults) as worker:
         await load(worker)
         with pytest.raises(EngineCrashed) as crashed:
-            for _ in range(5):
-                await embed(worker)
+            await _embed_five_times(worker)
         assert (crashed.value.stage, crashed.value.exit_status) == ("request", status)
         assert "tail of the log" in crashed.value.log_tail
 
@@ -167,9 +178,10 @@ async def test_a_lie_is_a_crash_of_stage_protocol(faulty: OpenFaulty, lie: str, 
 )
 async def test_a_hang_ends_at_the_deadline(faulty: OpenFaulty, how: str, place: str) -> None:
     async with faulty(f"{how}@{place}") as worker:
+        if place != "LOAD":
+            await load(worker)
         with pytest.raises(EngineCrashed, match=r"0\.1 s") as crashed:
-            await load(worker, timeout_s=0.1 if place == "LOAD" else 60)
-            await embed(worker, timeout_s=0.1)
+            await (load if place == "LOAD" else embed)(worker, timeout_s=0.1)
         assert (crashed.value.stage, crashed.value.exit_status) == ("timeout", -signal.SIGKILL)
 
 
@@ -177,9 +189,7 @@ async def test_after_every_kind_of_end_the_next_worker_serves(faulty: OpenFaulty
     """Under the same name, in the same runtime directory."""
     for faults in ("abort@boot", "wrong_nonce@HELLO", "stop@LOAD", "nan@EMBED_BATCH"):
         with pytest.raises(EngineCrashed):
-            async with faulty(faults) as worker:
-                await load(worker, timeout_s=0.1 if "LOAD" in faults else 60)
-                await embed(worker)
+            await _life(faulty(faults), 0.1 if "LOAD" in faults else 60)
         async with faulty() as worker:
             await load(worker)
             await embed(worker)
@@ -231,12 +241,10 @@ async def test_someone_else_kills_it(faulty: OpenFaulty) -> None:
 async def test_a_closed_connection_is_death(faulty: OpenFaulty) -> None:
     """It lives on, but nobody can ask it anything."""
     async with faulty("cut@PING") as worker:
-        request = m.Ping(req_id="1")
-        with pytest.raises(EngineCrashed) as crashed:
-            await worker.call(request, timeout_s=60)
-            await worker.died()
-            await worker.call(request, timeout_s=60)
-        assert crashed.value.exit_status is not None
+        await ping(worker)
+        assert (await worker.died()).exit_status == -signal.SIGKILL
+        with pytest.raises(EngineCrashed, match="closed its connection"):
+            await ping(worker)
 
 
 @pytest.mark.parametrize("kind", ["grandchild", "daemon"])
@@ -269,47 +277,43 @@ async def test_a_worker_that_fails_at_every_boot_fails_the_same_way(faulty: Open
 
 async def test_an_impostor_gets_nothing(host: RealHost, runtime_dir: Path) -> None:
     """A stranger that connects first is closed, the wait goes on, and the right child is served (W3)."""
-    async with open_worker_with_stranger(host, runtime_dir) as (worker, closed):
-        await ping(worker)
-        assert closed.is_set()
-    assert list(runtime_dir.rglob("*.sock")) == []
+    path = trio.Path(runtime_dir / "synapse" / "workers" / "w1.sock")
+    closed = trio.Event()
+
+    async def intrude() -> None:
+        while not await path.exists():
+            await trio.lowlevel.checkpoint()
+        with trio.socket.socket(socket.AF_UNIX) as stranger:
+            await stranger.connect(str(path))
+            assert await stranger.recv(1) == b""
+        closed.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(intrude)
+        async with open_worker(host, faulty_spec("slow=0.3@boot"), PATIENT) as worker:
+            await closed.wait()
+            await ping(worker)
+            assert not await path.exists()
 
 
-def open_worker_with_stranger(host: RealHost, runtime_dir: Path):  # type: ignore[no-untyped-def]
-    from contextlib import asynccontextmanager
-
-    @asynccontextmanager
-    async def opened():  # type: ignore[no-untyped-def]
-        closed = trio.Event()
-        path = runtime_dir / "synapse" / "workers" / "w1.sock"
-
-        async def intrude() -> None:
-            while not path.exists():
-                await trio.lowlevel.checkpoint()
-            with trio.socket.socket(socket.AF_UNIX) as stranger:
-                await stranger.connect(str(path))
-                assert await stranger.recv(1) == b""
-            closed.set()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(intrude)
-            async with open_worker(host, faulty_spec("slow=0.3@boot"), PATIENT) as worker:
-                await closed.wait()
-                yield worker, closed
-
-    return opened()
+def sockets(directory: Path) -> list[Path]:
+    return list(directory.rglob("*.sock"))
 
 
 async def test_the_socket_is_gone_once_the_worker_is_here(faulty: OpenFaulty, runtime_dir: Path) -> None:
     """One connection, then nobody else: there is nothing to connect to."""
     async with faulty():
-        assert list(runtime_dir.rglob("*.sock")) == []
+        assert sockets(runtime_dir) == []
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
 
 
 async def test_a_launcher_in_between_is_an_impostor(host: RealHost, tmp_path: Path) -> None:
     """What connects must be the very process that was started."""
     script = tmp_path / "launcher.py"
-    script.write_text("import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-P', '-m', *sys.argv[1:]]))")
+    write(script, "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-P', '-m', *sys.argv[1:]]))")
     spec = faulty_spec(argv=[sys.executable, str(script), "worker_bin.faulty"])
     with pytest.raises(EngineCrashed) as crashed:
         async with open_worker(host, spec, Limits(boot_s=2.0)):
@@ -320,7 +324,8 @@ async def test_a_launcher_in_between_is_an_impostor(host: RealHost, tmp_path: Pa
 async def test_a_foreign_worker_that_knows_v1_only(host: RealHost, tmp_path: Path) -> None:
     """Another implementation, written against the specification alone, is served."""
     script = tmp_path / "foreign.py"
-    script.write_text(
+    write(
+        script,
         textwrap.dedent(
             """
             import json, os, socket, struct, sys
@@ -340,7 +345,7 @@ async def test_a_foreign_worker_that_knows_v1_only(host: RealHost, tmp_path: Pat
                 if r["type"] == "PING": send({"type": "PONG", "req_id": r["req_id"], "rss_mb": 1, "models_loaded": 0})
                 else: send({"type": "ERR", "req_id": r["req_id"], "code": "unknown_type", "msg": "?"})
             """
-        )
+        ),
     )
     async with open_worker(host, faulty_spec(argv=[sys.executable, str(script)]), PATIENT) as worker:
         await ping(worker)
