@@ -110,8 +110,9 @@ def _capability(name: str, declared: set[str], offer: Offer) -> Capability:
     protocol = PROTOCOLS[name]
     carried = tuple(modality for modality in protocol.inputs if modality in declared)
     formats = tuple(word for word, needs in protocol.formats.items() if not needs or not declared or needs in declared)
-    reason = offer.reason
-    bounds = offer.bounds
+    reason, bounds = offer.reason, offer.bounds
+    if not declared and reason is None:  # the runtime has not answered, so nothing can be had (contract, Modalities)
+        reason = "runtime_unavailable"
     if name in RESERVED:
         reason = UNQUALIFIED if reason in (None, MISMATCH) else reason
         if name == "audio_transcription":
@@ -151,6 +152,19 @@ LOCAL_SAMPLING = (
     OptionBound("repeat_penalty", limits.MIN_REPEAT_PENALTY, limits.MAX_REPEAT_PENALTY),
 )
 """What local lanes offer beyond the contract's text options (C11)."""
+
+
+def image_bounds(
+    width: tuple[int, int], height: tuple[int, int], *, characters: int | None = limits.MAX_PROMPT_CHARACTERS
+) -> tuple[OptionBound, ...]:
+    """Bounds of image_generation: the dimensions that the adapter supports, and its prompt's length."""
+    prompt = (OptionBound("input_characters", 1, characters),) if characters else ()
+    return (
+        OptionBound("width", *width),
+        OptionBound("height", *height),
+        OptionBound("seed", 0, limits.MAX_SEED),
+        *prompt,
+    )
 
 
 def max_inputs(dimensions: int) -> int:

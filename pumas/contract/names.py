@@ -25,4 +25,4 @@ def check_model_name(model: str) -> None:
 def check_profile_name(profile: str) -> None:
     """Raises: ValueError: not 1 to 128 of A-Z a-z 0-9 _ . - (decision C11)."""
     if not _PROFILE.fullmatch(profile):
-        raise ValueError(f"`profile` is not 1 to {MAX_PROFILE} of A-Z a-z 0-9 _ . -")
+        raise ValueError(f"`profile` is `{profile[:64]}`, not 1 to {MAX_PROFILE} of A-Z a-z 0-9 _ . -")

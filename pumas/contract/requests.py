@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -21,19 +21,10 @@ from pumas.contract.media import AudioEncoding, ImageEncoding
 from pumas.contract.names import check_model_name, check_profile_name
 from pumas.contract.strict import load, valid_request_id
 
-OUTPUTS = (
-    "text",
-    "embeddings_float32",
-    "png_base64",
-    "decisions",
-    "relevance_scores",
-    "labels",
-    "pcm_s16le",
-    "pcm_f32le",
-)
 Output = Literal[
     "text", "embeddings_float32", "png_base64", "decisions", "relevance_scores", "labels", "pcm_s16le", "pcm_f32le"
 ]
+OUTPUTS: tuple[str, ...] = get_args(Output)
 Language = Literal["en", "de", "fr", "it", "es", "pt", "el", "nl", "pl", "vi", "zh", "ar", "ja", "ko"]
 
 
@@ -299,7 +290,7 @@ class OperationRequest(Record):
 
     def __post_init__(self) -> None:
         if valid_request_id(self.request_id) is None:
-            raise ValueError("`request_id` is not 1 to 128 of A-Z a-z 0-9 - _ . :")
+            raise ValueError(f"`request_id` is {_quote(self.request_id)}, not 1 to 128 of A-Z a-z 0-9 - _ . :")
         check_model_name(self.model)
         if self.profile is not None:
             check_profile_name(self.profile)
@@ -348,6 +339,7 @@ def _convert(value: Any) -> OperationRequest:
 # --- refusals in words -----------------------------------------------------------------------------------------------
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`(?: - at `(\$.*)`)?", re.S)
+_INVALID_WORD = re.compile(r"Invalid (?:enum )?value '(.*)'", re.S)
 _PATH_STEP = re.compile(r"\.([A-Za-z_0-9]+)|\[(\d+)\]|\[\.\.\.\]")
 _RECORDS: tuple[type[Record], ...] = (
     OperationRequest, Message, BatchItem, NoulCriteria, DecisionImage, DecisionClip, TextPart, ImagePart, AudioPart,
@@ -357,12 +349,27 @@ _RECORDS: tuple[type[Record], ...] = (
 )  # fmt: skip
 
 
+_WORDS: dict[str, tuple[str, ...]] = {
+    "output": OUTPUTS,
+    "role": ("system", "user", "assistant"),
+    "encoding": get_args(ImageEncoding),
+    "audio encoding": get_args(AudioEncoding),
+    "language": get_args(Language),
+    "type": ("choice", "score", "noul"),
+    "kind": tuple(sorted({str(record.__struct_config__.tag) for record in _RECORDS if record.__struct_config__.tag})),
+}
+"""Fields whose values are words of the contract."""
+
+
 def _explain(message: str, value: Any) -> tuple[str, str | None]:
     """A refusal of msgspec in the contract's words, and the field that it is about."""
     found = _UNKNOWN_FIELD.fullmatch(message)
     if not found:
         text, _, path = message.partition(" - at `$")
-        return _clip(message, 600), path.rstrip("`").lstrip(".")[:128] or _named(text)
+        field = path.rstrip("`").lstrip(".") or _named(text) or ""
+        word = _INVALID_WORD.match(text)
+        hint = _nearest(word[1], _words_at(value, field)) if word else ""
+        return _clip(message, 600) + hint, field[:128] or None
     name, path = found[1], found[2] or "$"
     return f"unknown field {_quote(name)} at `{path}`{_nearest(name, _fields_at(value, path))}", name[:128]
 
@@ -376,18 +383,33 @@ def _fields_at(value: Any, path: str) -> set[str]:
     """Names that would have been known at `path`: of the records with the object's tag, else of those without one."""
     if path == "$":
         return set(OperationRequest.__struct_fields__)
-    tag: Any = value
-    for step in _PATH_STEP.finditer(path):
-        if isinstance(tag, dict) and step[1] in tag:
-            tag = tag[step[1]]
-        elif isinstance(tag, list) and step[2]:
-            tag = tag[int(step[2])]
-    tag = (tag.get("kind") or tag.get("type")) if isinstance(tag, dict) else None
+    holder = _value_at(value, path)
+    tag = (holder.get("kind") or holder.get("type")) if isinstance(holder, dict) else None
     fields: set[str] = set()
     for record in _RECORDS:
         if record.__struct_config__.tag == (tag if isinstance(tag, str) else None):
             fields.update(record.__struct_fields__)
     return fields
+
+
+def _words_at(value: Any, path: str) -> tuple[str, ...]:
+    """Words that would have been known at `path`, where they are few."""
+    before, _, name = path.rpartition(".")
+    if name == "encoding":
+        holder = _value_at(value, "." + before)
+        if isinstance(holder, dict) and (holder.get("kind") == "audio" or "sample_rate_hz" in holder):
+            name = "audio encoding"
+    return _WORDS.get(name, ())
+
+
+def _value_at(value: Any, path: str) -> Any:
+    """The value at a path of msgspec's; a step through a caller's own key is not named there and is skipped."""
+    for step in _PATH_STEP.finditer(path):
+        if isinstance(value, dict) and step[1] in value:
+            value = value[step[1]]
+        elif isinstance(value, list) and step[2]:
+            value = value[int(step[2])]
+    return value
 
 
 def _nearest(name: str, known: Any) -> str:

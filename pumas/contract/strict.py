@@ -9,7 +9,7 @@ so large ones belong into a thread (`is_large`).
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -51,32 +51,43 @@ def load(body: bytes, limit: int = MAX_REQUEST_BYTES) -> Any:
     clean = _mask_escapes(body)
     depth, members = _measure(clean)
     if depth > MAX_JSON_DEPTH:
-        message = f"JSON is nested {depth} levels deep, over the limit of {MAX_JSON_DEPTH}"
-        raise _refusal(message, _cut_deep(body, clean))
+        message = f"it is nested {depth} levels deep, over the limit of {MAX_JSON_DEPTH}"
+        raise _refusal(message, _look(_cut_deep(body, clean)))
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _refusal(f"body is not strict JSON: {error}", _loosen(clean)) from None
+        found = _look(_loosen(clean))
+        surrogate = found.is_json and not isinstance(error, msgspec.ValidationError)  # which is a number's range
+        raise _refusal("a string holds a lone surrogate" if surrogate else str(error), found) from None
     if _count_members(value) != members:
-        raise _refusal("", body)
+        found = _look(body)
+        raise _refusal(f"key `{(found.repeated or '')[:64]}` is given twice in one object", found)
     return value
 
 
-def _refusal(message: str, readable: bytes) -> ContractError:
-    """Refuse, echoing the request_id where there is exactly one (C1).
+class _Found(NamedTuple):
+    """What a second look at a refused body found."""
 
-    Args:
-        message: why; empty where the reason is a repeated key that is still to be found.
-        readable: the body, made readable where it was JSON but not strict.
-    """
+    is_json: bool = False
+    request_id: str | None = None
+    """Where there is exactly one, and it is valid (C1)."""
+    repeated: str | None = None
+    """The first key that its object has twice."""
+
+
+def _look(text: bytes) -> _Found:
+    """`text`: the body, made readable where it was JSON but not strict."""
     try:
-        value = msgspec.json.decode(readable)
+        value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        return ContractError("invalid_request", message)
-    repeated, ids = _find_repeated(readable, _mask_escapes(readable))
+        return _Found()
+    repeated, ids = _find_repeated(text, _mask_escapes(text))
     request_id = valid_request_id(value.get("request_id")) if isinstance(value, dict) and ids == 1 else None
-    message = message or f"key `{(repeated or '')[:64]}` is given twice in one object"
-    return ContractError("invalid_request", message, request_id=request_id)
+    return _Found(True, request_id, repeated)
+
+
+def _refusal(why: str, found: _Found) -> ContractError:
+    return ContractError("invalid_request", f"body is not strict JSON: {why}", request_id=found.request_id)
 
 
 def _mask_escapes(body: bytes) -> bytes:

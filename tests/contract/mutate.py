@@ -174,7 +174,7 @@ def _wrong_type(rng: random.Random, place: _Place) -> Expected:
 
 
 def _not_json(rng: random.Random, place: _Place) -> Expected:
-    texts = [b"NaN", b"Infinity", b"-Infinity", b"nan", b"01", b"1.", b".5", b"+1", b"'x'", b"[1,]", b"undefined", b""]
+    texts = [b"NaN", b"Infinity", b"-Infinity", b"nan", b"01", b"1.", b".5", b"+1", b"'x'", b"[1,]", b"undefined", b"~"]
     texts += [
         b'"\xff"',
         b'"\xed\xa0\x80"',

@@ -12,11 +12,12 @@ from pumas.contract.describe import (
     Offer,
     capabilities,
     embedding_bounds,
+    image_bounds,
     lane_capabilities,
     lane_modalities,
     text_bounds,
 )
-from pumas.contract.descriptors import Modalities, OptionBound, ServedModel
+from pumas.contract.descriptors import Modalities, ServedModel
 
 
 def png(width: int = 2, height: int = 3, size: int = 0) -> bytes:
@@ -166,12 +167,11 @@ RERANK = lane("rerank", LaneFacts(role="rerank", context=512))
 def everything(model: str = "all") -> ServedModel:
     """A model as no runtime offers it: every capability but the reserved ones."""
     text = Offer(bounds=text_bounds(4096))
-    image = (OptionBound("width", 64, 512), OptionBound("height", 64, 512), OptionBound("seed", 0, 2**32 - 1))
     offers = {
         "chat_generation": text,
         "text_generation": text,
         "text_embedding": Offer(bounds=embedding_bounds(384, 256)),
-        "image_generation": Offer(bounds=(*image, OptionBound("input_characters", 1, 4000))),
+        "image_generation": Offer(bounds=image_bounds((64, 512), (64, 512))),
         "image_to_text": text,
         "multimodal_embedding": Offer(bounds=embedding_bounds(384, None)),
         "decision": Offer(),

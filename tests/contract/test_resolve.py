@@ -275,6 +275,11 @@ def test_modalities_are_the_protocols_cut_to_the_declared() -> None:
     assert isinstance(found["audio_classification"].availability, Unavailable)
 
 
+def test_nothing_is_available_while_the_runtime_has_not_answered() -> None:
+    found = {c.capability: c.availability for c in capabilities((), {"chat_generation": Offer()})}
+    assert found["chat_generation"] == Unavailable("runtime_unavailable")
+
+
 def test_served_models() -> None:
     answer = msgspec.json.decode(served_models_response(EVERY))
     assert answer["supported_contract_versions"] == [1]
