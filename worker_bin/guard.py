@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
                 return _end(os.waitstatus_to_exitcode(status))
 
 
-def _become(command: list[str], mask: set[signal.Signals]) -> None:
+def _become(command: list[str], mask: set[int | signal.Signals]) -> None:
     """In the child: tie it to the guard, then be the program."""
     os.environ["SYNAPSE_PARENT_PID"] = str(os.getppid())
     die_with_parent()

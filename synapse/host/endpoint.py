@@ -129,7 +129,8 @@ def _peer(connection: trio.socket.SocketType) -> tuple[int, int]:
     if sys.platform == "linux":
         pid, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return pid, uid
-    return _peer_macos(connection)
+    else:  # noqa: RET505 - mypy knows what a platform check is
+        return _peer_macos(connection)
 
 
 def _peer_macos(connection: trio.socket.SocketType) -> tuple[int, int]:

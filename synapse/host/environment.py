@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_NAMES = {"PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP"}
+_NAMES = {"PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "TEMP", "TMP"}
 _PREFIXES = ("LC_", "CUDA_", "HIP_", "GGML_", "OMP_")
 _DEFAULTS = {
     # Waiting OpenMP threads sleep instead of spinning on cores that other lanes need.

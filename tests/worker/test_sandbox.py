@@ -79,7 +79,8 @@ def test_a_worker_reads_its_model_and_nothing_else(tmp_path: Path) -> None:
     tried = {name: results[name] for name in ("read", "null", "unix", "import")}
     assert set(tried.values()) == {"yes"}, tried
     tried = {
-        name: results[name] for name in ("secret", "list", "write", "write_elsewhere", "remove", "connect", "bind")
+        name: results[name]
+        for name in ("secret", "list", "write", "write_elsewhere", "remove", "connect", "bind", "environment")
     }
     assert set(tried.values()) == {"PermissionError"}, tried
     assert results["signal"] == "PermissionError"
