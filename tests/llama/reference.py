@@ -17,8 +17,8 @@ from synapse.wire.messages import Sampling
 
 
 class Question(msgspec.Struct):
-    """`greedy`: the prompt's continuation of `n` tokens. `rank`, `embed`: one result for each text. `chain`: the ids and
-    probabilities that the engine's own samplers leave of each chain's logits."""
+    """`greedy`: the prompt's continuation of `n` tokens. `rank`, `embed`: one result for each text. `chain`: what the
+    engine's own samplers leave of each chain's logits."""
 
     kind: str
     model: str

@@ -46,8 +46,11 @@ class Constraint:
 
         Raises: GrammarRefused.
         """
+        self._name = "grammar" if kind == "grammar" else "JSON schema"
         self._matcher = LLMatcher(vocabulary, compile_grammar(kind, text), log_level=0)
         self._check()
+        if warnings := self._matcher.get_grammar_warnings():  # a warning is something that would be dropped
+            raise self._refused(warnings[0])
         self._bits: NDArray[np.int32] = np.zeros((n_vocab + 31) // 32, np.int32)
         self._n_vocab = n_vocab
         self._ready = False
@@ -75,7 +78,7 @@ class Constraint:
         self._ready = False
         if not self._matcher.consume_token(token):
             self._check()
-            raise GrammarRefused("the grammar does not allow the token that was chosen")
+            raise self._refused("it does not allow the token that was chosen")
 
     def _compute(self) -> None:
         if self._ready:
@@ -83,9 +86,14 @@ class Constraint:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._check()
         if not self._bits.any():
-            raise GrammarRefused("the grammar allows no token here: it can produce nothing")
+            raise self._refused("nothing can follow here")
         self._ready = True
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarRefused(f"the grammar cannot be honoured: {' '.join(self._matcher.get_error().split())[:300]}")
+            raise self._refused(self._matcher.get_error())
+
+    def _refused(self, remark: str) -> GrammarRefused:
+        if remark.startswith("NoExtension"):  # what follows is the library's inner state
+            remark = "nothing can follow here"
+        return GrammarRefused(f"the {self._name} cannot be honoured: {' '.join(remark.split())[:300]}")
