@@ -70,7 +70,8 @@ async def load_models(config: Config, supervisor: Supervisor, served: Served, re
         size = (await trio.Path(model.path).stat()).st_size
         report(f"loading {model.alias} ({model.path}, {size / 1e6:.0f} MB)")
         lane = supervisor.start(model.path, profile_of(model))
-        served.add(model.alias, model.profile, SynapseProvider(model.alias, model.profile, lane, supervisor))
+        provider = SynapseProvider(model.alias, model.profile, lane, supervisor, config.limits.max_queue_s)
+        served.add(model.alias, model.profile, provider)
         lanes.append((model, lane))
     async with trio.open_nursery() as nursery:
         for model, lane in lanes:

@@ -163,9 +163,19 @@ def _lines_until(process: subprocess.Popen[bytes], word: str, log_path: Path) ->
     return text.decode().rstrip("\n").split("\n")
 
 
+PATIENT = """
+boot_s = 60
+unit_min_s = 60
+text_s = 60
+max_queue_s = 60
+"""
+"""`[limits]` that a busy machine does not reach."""
 CONFIG = """
 [server]
 port = 0
+
+[limits]
+{patient}
 
 [[model]]
 path = "{smol}"
@@ -208,6 +218,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     models.tiny_llama(directory / "tools.gguf", chat_template=HERMES)
     models.tiny_llama(directory / "tiny.gguf", seed=7)
     config = directory / "pumas.toml"
-    config.write_text(CONFIG.format(smol=models.smollm2(), minilm=models.minilm_f16_gguf()))
+    config.write_text(CONFIG.format(patient=PATIENT, smol=models.smollm2(), minilm=models.minilm_f16_gguf()))
     with running(directory, "--config", str(config)) as running_gateway:
         yield running_gateway

@@ -50,8 +50,10 @@ Ids = NDArray[np.int32]
 class SynapseProvider:
     """One served (alias, profile) over one lane."""
 
-    def __init__(self, alias: str, profile: str, lane: Lane, supervisor: Supervisor) -> None:
+    def __init__(self, alias: str, profile: str, lane: Lane, supervisor: Supervisor, max_queue_s: float = 10.0) -> None:
+        """Args: max_queue_s: how long a request waits for its turn before it is refused."""
         self.alias, self.profile, self.lane = alias, profile, lane
+        self._max_queue_s = max_queue_s
         self._supervisor = supervisor
         self._text = supervisor.text
 
@@ -100,7 +102,7 @@ class SynapseProvider:
             info, measured = self._loaded()
             ids = await self._inputs(operation.inputs, info, measured)
             total = sum(map(len, ids))
-            vectors = await self.lane.embed(ids, bulk=total >= BULK_TOKENS)
+            vectors = await self.lane.embed(ids, bulk=total >= BULK_TOKENS, max_queue=self._max_queue_s)
         return Embeddings(vectors if operation.dimensions is None else cut(vectors, operation.dimensions), total)
 
     async def rerank(self, operation: Rerank) -> Scores:
@@ -112,7 +114,7 @@ class SynapseProvider:
             ids = await self._tokenize((operation.query, *operation.documents), add_special=False)
             query, documents = ids[0], ids[1:]
             total = sum(map(len, documents)) + (len(query) + pair_overhead(info)) * len(documents)
-            scores = await self.lane.rerank(query, documents, bulk=total >= BULK_TOKENS)
+            scores = await self.lane.rerank(query, documents, bulk=total >= BULK_TOKENS, max_queue=self._max_queue_s)
         return Scores(tuple(scores.tolist()), total)
 
     async def decide(self, operation: Decide) -> Decisions:
@@ -202,6 +204,7 @@ class SynapseProvider:
             grammar=options.grammar,
             json_schema=options.json_schema,
             logprobs=options.logprobs,
+            max_queue=self._max_queue_s,
         )
 
     def _loaded(self) -> tuple[ModelInfo, Measured]:
