@@ -24,10 +24,11 @@ class Question(msgspec.Struct):
     texts: list[str]
     tables: bool = False
     """Pieces and attributes too."""
+    modes: tuple[tuple[bool, bool], ...] = MODES
 
 
 class Answer(msgspec.Struct):
-    """`ids` is in the order of MODES, a list for each text. `error` is set where the engine does not load the file."""
+    """`ids` is in the order of the question's modes, a list for each text. `error` is set where the engine does not load the file."""
 
     ids: list[list[list[int]]] = []
     pieces: list[bytes] = []
@@ -82,7 +83,7 @@ def _answer(llama, ctypes, question: Question) -> Answer:  # type: ignore[no-unt
     room = 4 * longest + 16
     buffer = (llama.llama_token * room)()
     answer = Answer()
-    for add, parse in MODES:
+    for add, parse in question.modes:
         rows = []
         for text in question.texts:
             data = text.encode()
