@@ -14,7 +14,8 @@ from typing import Any, Final, Literal
 
 import llguidance
 import msgspec
-from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from synapse.artifacts.gbnf import GbnfError, gbnf_to_lark
 
 MAX_GRAMMAR_BYTES: Final = 256 * 1024
 """Bound of a grammar's or schema's text (D15)."""
@@ -79,10 +80,10 @@ _NAME: Final = {"grammar": "grammar", "json_schema": "JSON schema"}
 def _gbnf(text: str) -> str:
     try:
         return str(llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(text)))
+    except GbnfError as error:
+        raise GrammarRefused(f"the grammar is no valid GBNF: {error}") from error
     except RecursionError:
         raise GrammarRefused("the grammar is nested too deeply") from None
-    except Exception as error:  # the converter raises bare exceptions; each is about the text
-        raise GrammarRefused(f"the grammar is no valid GBNF: {_line(str(error))}") from error
 
 
 def _lark(text: str) -> str:
@@ -167,5 +168,5 @@ def _byte_tokens() -> Any:
 
 def _line(remark: str) -> str:
     """What the library says, in one line."""
-    text = " ".join(remark.split())
+    text = " ".join(remark.partition("<backtrace>")[0].split())
     return text if len(text) <= 300 else text[:300] + "..."

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 
+import llguidance
 import pytest
 
-from synapse.artifacts.grammar import MAX_GRAMMAR_BYTES, GrammarRefused, check_grammar, compile_grammar
+from synapse.artifacts.grammar import (
+    MAX_GRAMMAR_BYTES,
+    GrammarRefused,
+    _byte_tokens,
+    check_grammar,
+    compile_grammar,
+)
 
 JSON_GBNF = r"""
 root ::= object
@@ -33,10 +40,18 @@ REFUSED = [
     (" \n", "empty"),
     ('s ::= "a"', "root"),
     ("root ::= other", "other"),
-    ("root ::= (", "Expected"),
-    ('root ::= "a', "Unexpected end"),
-    ('root ::= "a"{5,2}', "range"),
-    ("root ::= [z-a]", "regex"),
+    ("root ::= (", "no end"),
+    ('root ::= "a', "no end"),
+    ('root ::= "a"{5,2}', "high to low"),
+    ("root ::= [z-a]", "high to low"),
+    ("root ::= []", "empty"),
+    ('root ::= "\\-"', "escape"),
+    ('root ::= "\\ud800"', "no character D800"),
+    ("root ::= <[7]>", "single tokens"),
+    ('root ::= "a"\nroot ::= "b"', "twice"),
+    ('root ::= "a" "b\n', "no end"),
+    ('root = "a"', "::="),
+    ('root ::= "a"{1000000}', "count to"),
     ("root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000, "too deeply"),
     ("%llguidance {}\nstart: other", "other"),
     ("%llguidance {}\nstart: /(?=a)b/", "look-around"),
@@ -136,12 +151,54 @@ def test_schema_texts_that_are_refused(text: str, named: str) -> None:
         check_grammar("json_schema", text)
 
 
+LANGUAGE = [
+    ("root ::= .", ["\n", "é"], ["", "ab"]),
+    ("root ::= [^a]", ["\n", "b"], ["a"]),
+    (r'root ::= "\x41\u00e9\U0001F600\t\"\\"', ['Aé😀\t"\\'], ["A"]),
+    (r"root ::= [\]\[a-c-]+", ["a]-[c"], ["d", "\\"]),
+    ('root ::= "/" [/.*+?(){}|^$&~#]+', ["//", "/.*+?(){}|^$&~#"], ["/a"]),
+    ('root ::= "a"{2,} "b"{3} "c"{0,1} "d"{0}', ["aabbb", "aaabbbc"], ["abbb", "aabbbcc", "aabbbd"]),
+    ('root ::= ("a" | ) "b"', ["b", "ab"], ["aab"]),
+    ('root ::= "a" | # a remark\n "b" # another\n', ["a", "b"], ["ab"]),
+    ('root ::= (\n"a"\n"b"\n)', ["ab"], ["a"]),
+    ('root ::= start my-Rule_1\nstart ::= "q"\nmy-Rule_1 ::= "x"', ["qx"], ["q"]),
+    ('root ::= x y\nx ::= [a-z]+\ny ::= [a-z]+ "!"', ["ab!", "abc!"], ["a!"]),
+    ('root ::= ("a" | "ab") "b"', ["ab", "abb"], ["a", "b"]),
+    ('root ::= x | "b"\nx ::= "(" x ")" | ""', ["(())", "", "b"], ["(()"]),
+    ('root ::= x\nx ::= "a" x "a" | "a"', ["a", "aaaaa"], ["aa", ""]),
+    ('root ::= x{2} "ab"?\nx ::= "a" | x "b"', ["aa", "abab", "abbaab"], ["a"]),
+    ('root ::= (x | "a" "b"{0,0})*\nx ::= "(" root ")"', ["", "a(aa)(())"], ["b", "("]),
+]
+
+
+@pytest.mark.parametrize(("grammar", "inside", "outside"), LANGUAGE, ids=lambda value: str(value)[:30])
+def test_gbnf_keeps_its_language(grammar: str, inside: list[str], outside: list[str]) -> None:
+    check_grammar("grammar", grammar)
+    for text in inside:
+        assert accepts(grammar, text), text
+    for text in outside:
+        assert not accepts(grammar, text), text
+
+
+def test_recursion_changes_nothing_but_the_notation() -> None:
+    """A grammar as one expression and the same one over characters have one language."""
+    words = ["", "a", "ab", "aab", "abab", "b", "ba", "aabb", "abb", "bb"]
+    for body in ('("a" | "ab") "b"*', '("a"? "b"?){1,2}', '[ab]* "b"', '"a"{0,2} ("b" | "ab")+', '("ab" | "a" "b")?'):
+        plain, recursive = f"root ::= {body}", f'root ::= {body} | "<" root ">"'
+        assert [accepts(plain, word) for word in words] == [accepts(recursive, word) for word in words]
+
+
+def accepts(grammar: str, text: str) -> bool:
+    matcher = llguidance.LLMatcher(_byte_tokens(), compile_grammar("grammar", grammar), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+
 def test_the_same_keys_in_several_objects_are_fine() -> None:
     check_grammar("json_schema", '{"properties": {"a": {"type": "string"}, "b": {"type": "string"}}}')
 
 
 def test_what_is_compiled_is_what_the_matcher_takes() -> None:
-    import llguidance
-
     for kind, text in (("grammar", 'root ::= "a"'), ("json_schema", '{"type": "integer"}')):
         assert not llguidance.LLMatcher.validate_grammar(compile_grammar(kind, text))  # type: ignore[arg-type]
