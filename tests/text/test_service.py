@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -246,6 +248,18 @@ async def test_what_is_no_model_is_refused_at_once(text: TextService, tmp_path: 
 async def test_a_link_to_a_model_is_followed(text: TextService, tmp_path: Path) -> None:
     (tmp_path / "link.gguf").symlink_to(minilm_f16_gguf())
     assert (await text.ingest(tmp_path / "link.gguf")).role == "embed"
+
+
+def test_a_tokenizer_json_beside_a_model_is_compared_and_only_logged(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "m.gguf")
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"other": 0}}, "padding": {"x": 1}}')
+    code = "import sys; from worker_bin.text.models import Models; print(Models().ingest(*sys.argv[1:]).info.tokenizer)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(tmp_path / "cache")], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "built"
+    assert "0 is 'other' and not '<|endoftext|>'" in done.stderr
+    assert "would pad texts" in done.stderr
 
 
 async def test_a_second_start_reads_the_cache_and_not_the_model(open_text: OpenText, tmp_path: Path) -> None:

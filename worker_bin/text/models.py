@@ -26,6 +26,7 @@ from synapse.artifacts.onnx import is_onnx, read_surroundings
 from synapse.artifacts.template import ChatTemplate, TemplateError
 from synapse.artifacts.template_fallbacks import FALLBACKS
 from synapse.artifacts.tokenizer import CacheInvalid, NotBuildable, Tokenizer, TokenizerFailed, build_tokenizer
+from synapse.artifacts.tokenizer.beside import differences_beside
 from synapse.artifacts.tokenizer.cache import pack, unpack
 from synapse.artifacts.tokenizer.probe import probe_corpus
 from synapse.artifacts.tokenizer.vocabulary import Vocabulary, read_vocabulary
@@ -91,7 +92,7 @@ class Models:
             try:
                 return self._keep(self._from_entry(entry, model.path))
             except CacheInvalid as error:
-                print(f"ingest cache: {model.digest}: {error}; it is made anew", file=sys.stderr, flush=True)
+                _log(f"ingest cache: {model.digest}: {error}; it is made anew")
         with open_artifact(model.path) as descriptor:
             digest = sha256_of(descriptor)
             if digest != model.digest:
@@ -141,6 +142,8 @@ class Models:
     def _judged(self, header: Header, descriptor: int, path: str, digest: str) -> OpenModel:
         """The model with the tokenizer that the probe allows."""
         vocabulary = read_vocabulary(header)
+        for difference in differences_beside(path, header, vocabulary):
+            _log(f"{path}: {difference}")
         try:
             tokenizer = build_tokenizer(header)
             reason = _probe(tokenizer, descriptor, path)
@@ -151,6 +154,10 @@ class Models:
             return OpenModel(entry, tokenizer, True, SpecialFinder(vocabulary))
         entry = make_entry(header, digest, vocabulary, b"", reason)
         return self._by_engine(entry, descriptor, path, vocabulary)
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _probe(tokenizer: Tokenizer, descriptor: int, path: str) -> str:
