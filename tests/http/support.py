@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+import trio.testing
 
 from pumas.http.config import HttpConfig
 from pumas.http.exchange import Message, Receive, Scope, Send
@@ -169,6 +170,28 @@ async def fault_at_once(run: Run, scope: Scope, receive: Receive, send: Send) ->
 async def return_early(run: Run, scope: Scope, receive: Receive, send: Send) -> None:
     await start(send)
     await body(send, b"some", True)
+
+
+class Clock(trio.abc.Clock):
+    """Real time, and leaps of it: a test of a deadline neither sleeps nor depends on the machine's speed."""
+
+    def __init__(self) -> None:
+        self._clock = trio.testing.MockClock(rate=1.0)
+
+    def start_clock(self) -> None:
+        self._clock.start_clock()
+
+    def current_time(self) -> float:
+        return self._clock.current_time()
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        return self._clock.deadline_to_sleep_time(deadline)
+
+    async def leap(self, seconds: float) -> None:
+        """Let everybody come to rest, then let `seconds` pass at once."""
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        self._clock.jump(seconds)
+        await trio.testing.wait_all_tasks_blocked(0.01)
 
 
 class Client:
@@ -330,7 +353,8 @@ async def running(app: Any = None, **settings: Any) -> AsyncIterator[Server]:
     """A server for one test. Leaving shuts it down and checks that nothing of it is left."""
     settings.setdefault("port", 0)
     settings.setdefault("grace_s", 0.5)
-    settings.setdefault("linger_s", 5.0)
+    settings.setdefault("linger_s", 30.0)
+    settings.setdefault("websocket_close_s", 30.0)
     config = HttpConfig(**settings)
     app = app or Probe()
     shutdown = trio.Event()

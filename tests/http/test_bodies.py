@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 
-from tests.http.support import Probe, Run, body, post, read_all, request, running, start, whole
+from tests.http.support import Clock, Probe, Run, body, post, read_all, request, running, start, whole
 
 BIG = b"x" * (2 << 20)
 
@@ -70,52 +70,53 @@ async def test_100_continue_when_the_application_reads() -> None:
         assert await client.answer() == (200, b"again")
 
 
-async def test_expect_and_then_silence_is_cut_by_the_body_deadline() -> None:
-    async with running(body_stall_s=0.2) as server:
+async def test_expect_and_then_silence_is_cut_by_the_body_deadline(clock: Clock) -> None:
+    async with running(body_stall_s=20) as server:
         client = await server.connect()
         await client.send(request("/echo", "Content-Length: 3", "Expect: 100-continue", method="POST"))
         assert await client.answer() == (100, b"")
+        await clock.leap(21)
         await client.ended()
         run = await server.probe.run("/echo")
         await run.over.wait()
         assert run.cancelled
 
 
-async def test_a_body_that_drips_is_cut() -> None:
+async def test_a_body_that_drips_is_cut(clock: Clock) -> None:
     """A byte now and then does not put the deadline off."""
-    async with running(body_stall_s=0.2, body_rate_bytes=1 << 20) as server:
+    async with running(body_stall_s=20) as server:
         client = await server.connect()
         await client.send(request("/echo", "Content-Length: 1000000", method="POST"))
         run = await server.probe.run("/echo")
         await run.begun.wait()
-        while not run.over.is_set():
-            try:
-                await client.send(b"x")
-            except trio.BrokenResourceError:
-                break
-            await trio.sleep(0.01)
+        for _ in range(3):
+            assert not run.over.is_set()
+            await client.send(b"x")
+            await clock.leap(7)
+        await client.ended()
         await run.over.wait()
         assert run.cancelled
 
 
-async def test_an_upload_that_makes_progress_has_all_the_time_it_needs() -> None:
-    async with running(body_stall_s=0.5, body_rate_bytes=1) as server:
+async def test_an_upload_that_makes_progress_has_all_the_time_it_needs(clock: Clock) -> None:
+    async with running(body_stall_s=10, body_rate_bytes=1) as server:
         client = await server.connect()
-        await client.send(request("/echo", "Content-Length: 30", method="POST"))
-        for _ in range(30):
-            await client.send(b"x")
-            await trio.sleep(0.03)
-        assert await client.answer() == (200, b"x" * 30)
+        await client.send(request("/echo", "Content-Length: 60", method="POST"))
+        for _ in range(6):
+            await client.send(b"x" * 10)
+            await clock.leap(6)
+        assert await client.answer() == (200, b"x" * 60)
 
 
-async def test_there_is_no_deadline_on_a_running_answer() -> None:
-    async with running(body_stall_s=0.05, header_s=0.05, idle_s=0.05) as server:
+async def test_there_is_no_deadline_on_a_running_answer(clock: Clock) -> None:
+    async with running(body_stall_s=5, header_s=5, idle_s=5) as server:
         bystander = await server.bystander()
         waiting = await server.connect()
         await waiting.get("/wait")
         run = await server.probe.run("/wait")
-        await trio.sleep(0.3)
-        await bystander.lives()
+        for _ in range(3):
+            await clock.leap(10)
+            await bystander.lives()
         run.go.set()
         assert await waiting.answer() == (200, b"waited")
 

@@ -17,7 +17,7 @@ import trustme
 from pumas.http.config import HttpConfig, HttpSetupError
 from pumas.http.listen import connection_limit
 from pumas.http.serve import serve
-from tests.http.support import Client, Probe, Server, running
+from tests.http.support import Client, Clock, Probe, Server, running
 
 
 async def refusal(**settings: Any) -> str:
@@ -193,11 +193,12 @@ async def test_a_blocked_client_over_tls_and_the_shutdown(authority: trustme.CA,
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x16\x03\x01\xff\xff", b""])
 async def test_a_bad_handshake_ends_one_connection(
-    data: bytes, authority: trustme.CA, certificate: dict[str, Path]
+    data: bytes, authority: trustme.CA, certificate: dict[str, Path], clock: Clock
 ) -> None:
-    async with running(handshake_s=0.2, **certificate) as server:
+    async with running(handshake_s=20, **certificate) as server:
         bad = await server.connect()
         await bad.send(data)
+        await clock.leap(21)
         await bad.ended()
         client = await secured(server, authority)
         await client.get("/ok")

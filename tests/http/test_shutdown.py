@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from pumas.http.exchange import ClientGone
-from tests.http.support import BOUND_S, running
+from tests.http.support import BOUND_S, Clock, running
 
 
 async def test_a_client_that_does_not_read_cannot_hold_it_up() -> None:
@@ -41,11 +41,13 @@ async def test_idle_connections_close_at_once() -> None:
         await server.stopped.wait()
 
 
-async def test_a_stream_is_cut_at_the_grace_without_its_last_chunk() -> None:
-    async with running(grace_s=0.2) as server:
+async def test_a_stream_is_cut_at_the_grace_without_its_last_chunk(clock: Clock) -> None:
+    async with running(grace_s=20) as server:
         bystander = await server.bystander()
         server.shutdown.set()
+        await clock.leap(15)
         await bystander.lives()
+        await clock.leap(6)
         assert await bystander.client.rest() == b""
         await server.stopped.wait()
         assert bystander.run.cancelled

@@ -145,7 +145,8 @@ async def test_permessage_deflate_is_not_negotiated() -> None:
 @pytest.mark.parametrize("leave", [Client.reset, Client.close])
 async def test_a_client_that_leaves_ends_the_endpoint(path: str, leave: Callable[[Client], Awaitable[None]]) -> None:
     """One that watches is told; one that does not is cancelled."""
-    async with running(application(), websocket=True, websocket_close_s=0.1) as server:
+    grace = 0.1 if path == "/silent" else 30
+    async with running(application(), websocket=True, websocket_close_s=grace) as server:
         client = await open_websocket(server, path)
         run = await server.probe.run(path)
         await run.begun.wait()
