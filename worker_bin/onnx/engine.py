@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -113,7 +112,9 @@ def pool(hidden: NDArray[np.float32], how: str) -> NDArray[np.float32]:
 class OnnxEngine:
     """One model at a time; see worker_bin.engine.Engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, sandbox: Mapping[str, str] | None = None) -> None:
+        """`sandbox`: what harden.py could arm, reported in LOADED."""
+        self._sandbox = dict(sandbox or {})
         self.info = EngineInfo(
             name="onnxruntime", version=ort.__version__, build_flags={"build": ort.get_build_info()[:200]}
         )
@@ -156,6 +157,7 @@ class OnnxEngine:
             threads=threads,
             embed_budget=UNIT_TOKENS,
             deterministic=True,
+            sandbox=self._sandbox,
         )
         return (
             Loaded(
@@ -231,7 +233,3 @@ def rss_mb() -> float:
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
-
-
-def engine() -> Any:
-    return OnnxEngine()
