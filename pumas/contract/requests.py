@@ -7,8 +7,6 @@ checked later (`resolve`), in the order of decision C1.
 
 from __future__ import annotations
 
-import difflib
-import re
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -16,6 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from pumas.contract.descriptors import CAPABILITIES, SEMANTIC_TASKS
 from pumas.contract.errors import ContractError
+from pumas.contract.explain import Schema, explain, nearest, quote
 from pumas.contract.limits import CONTRACT_VERSION
 from pumas.contract.media import AudioEncoding, ImageEncoding
 from pumas.contract.names import check_model_name, check_profile_name
@@ -290,7 +289,7 @@ class OperationRequest(Record):
 
     def __post_init__(self) -> None:
         if valid_request_id(self.request_id) is None:
-            raise ValueError(f"`request_id` is {_quote(self.request_id)}, not 1 to 128 of A-Z a-z 0-9 - _ . :")
+            raise ValueError(f"`request_id` is {quote(self.request_id)}, not 1 to 128 of A-Z a-z 0-9 - _ . :")
         check_model_name(self.model)
         if self.profile is not None:
             check_profile_name(self.profile)
@@ -302,7 +301,29 @@ class OperationRequest(Record):
 
 def _require_known(field: str, value: str | None, known: Any) -> None:
     if value is not None and value not in known:
-        raise ValueError(f"`{field}` is {_quote(value)}{_nearest(value, known)}")
+        raise ValueError(f"`{field}` is {quote(value)}{nearest(value, known)}")
+
+
+_RECORDS: tuple[type[Record], ...] = (
+    OperationRequest, Message, BatchItem, NoulCriteria, DecisionImage, DecisionClip, TextPart, ImagePart, AudioPart,
+    ChoiceQuestion, ScoreQuestion, NoulQuestion, TextInput, TextBatchInput, MessagesInput, ImageMessagesInput,
+    ImageInput, ContentBatchInput, DecisionInput, RerankInput, AudioInput, TextOptions, EmbeddingsOptions, ImageOptions,
+    DecisionOptions, RerankOptions, AudioOptions,
+)  # fmt: skip
+_SCHEMA = Schema(
+    records=_RECORDS,
+    words={
+        "output": OUTPUTS,
+        "role": ("system", "user", "assistant"),
+        "encoding": get_args(ImageEncoding),
+        "audio encoding": get_args(AudioEncoding),
+        "language": get_args(Language),
+        "type": ("choice", "score", "noul"),
+        "kind": tuple(
+            sorted({str(record.__struct_config__.tag) for record in _RECORDS if record.__struct_config__.tag})
+        ),
+    },
+)
 
 
 def decode_operation(body: bytes) -> OperationRequest:
@@ -324,7 +345,7 @@ def decode_operation(body: bytes) -> OperationRequest:
 
 def _check_version(version: int | UnsetType | Any) -> None:
     if type(version) is int and version != CONTRACT_VERSION:
-        message = f"contract_version {_quote(version)} is not supported; supported: {CONTRACT_VERSION}"
+        message = f"contract_version {quote(version)} is not supported; supported: {CONTRACT_VERSION}"
         raise ContractError("unsupported_contract", message, field="contract_version")
 
 
@@ -332,96 +353,5 @@ def _convert(value: Any) -> OperationRequest:
     try:
         return msgspec.convert(value, OperationRequest)
     except msgspec.ValidationError as error:
-        message, field = _explain(str(error), value)
+        message, field = explain(str(error), value, _SCHEMA)
         raise ContractError("invalid_request", f"request does not match the contract: {message}", field=field) from None
-
-
-# --- refusals in words -----------------------------------------------------------------------------------------------
-
-_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`(?: - at `(\$.*)`)?", re.S)
-_INVALID_WORD = re.compile(r"Invalid (?:enum )?value '(.*)'", re.S)
-_PATH_STEP = re.compile(r"\.([A-Za-z_0-9]+)|\[(\d+)\]|\[\.\.\.\]")
-_RECORDS: tuple[type[Record], ...] = (
-    OperationRequest, Message, BatchItem, NoulCriteria, DecisionImage, DecisionClip, TextPart, ImagePart, AudioPart,
-    ChoiceQuestion, ScoreQuestion, NoulQuestion, TextInput, TextBatchInput, MessagesInput, ImageMessagesInput,
-    ImageInput, ContentBatchInput, DecisionInput, RerankInput, AudioInput, TextOptions, EmbeddingsOptions, ImageOptions,
-    DecisionOptions, RerankOptions, AudioOptions,
-)  # fmt: skip
-
-
-_WORDS: dict[str, tuple[str, ...]] = {
-    "output": OUTPUTS,
-    "role": ("system", "user", "assistant"),
-    "encoding": get_args(ImageEncoding),
-    "audio encoding": get_args(AudioEncoding),
-    "language": get_args(Language),
-    "type": ("choice", "score", "noul"),
-    "kind": tuple(sorted({str(record.__struct_config__.tag) for record in _RECORDS if record.__struct_config__.tag})),
-}
-"""Fields whose values are words of the contract."""
-
-
-def _explain(message: str, value: Any) -> tuple[str, str | None]:
-    """A refusal of msgspec in the contract's words, and the field that it is about."""
-    found = _UNKNOWN_FIELD.fullmatch(message)
-    if not found:
-        text, _, path = message.partition(" - at `$")
-        field = path.rstrip("`").lstrip(".") or _named(text) or ""
-        word = _INVALID_WORD.match(text)
-        hint = _nearest(word[1], _words_at(value, field)) if word else ""
-        return _clip(message, 600) + hint, field[:128] or None
-    name, path = found[1], found[2] or "$"
-    return f"unknown field {_quote(name)} at `{path}`{_nearest(name, _fields_at(value, path))}", name[:128]
-
-
-def _named(text: str) -> str | None:
-    found = re.search(r"`([a-z_]+)`", text)
-    return found[1] if found else None
-
-
-def _fields_at(value: Any, path: str) -> set[str]:
-    """Names that would have been known at `path`: of the records with the object's tag, else of those without one."""
-    if path == "$":
-        return set(OperationRequest.__struct_fields__)
-    holder = _value_at(value, path)
-    tag = (holder.get("kind") or holder.get("type")) if isinstance(holder, dict) else None
-    fields: set[str] = set()
-    for record in _RECORDS:
-        if record.__struct_config__.tag == (tag if isinstance(tag, str) else None):
-            fields.update(record.__struct_fields__)
-    return fields
-
-
-def _words_at(value: Any, path: str) -> tuple[str, ...]:
-    """Words that would have been known at `path`, where they are few."""
-    before, _, name = path.rpartition(".")
-    if name == "encoding":
-        holder = _value_at(value, "." + before)
-        if isinstance(holder, dict) and (holder.get("kind") == "audio" or "sample_rate_hz" in holder):
-            name = "audio encoding"
-    return _WORDS.get(name, ())
-
-
-def _value_at(value: Any, path: str) -> Any:
-    """The value at a path of msgspec's; a step through a caller's own key is not named there and is skipped."""
-    for step in _PATH_STEP.finditer(path):
-        if isinstance(value, dict) and step[1] in value:
-            value = value[step[1]]
-        elif isinstance(value, list) and step[2]:
-            value = value[int(step[2])]
-    return value
-
-
-def _nearest(name: str, known: Any) -> str:
-    match = difflib.get_close_matches(name[:64], list(known), n=1)
-    if match:
-        return f"; the nearest known is `{match[0]}`"
-    return f"; known: {', '.join(f'`{word}`' for word in sorted(known))}" if known else ""
-
-
-def _quote(value: object) -> str:
-    return f"`{_clip(str(value), 64)}`"
-
-
-def _clip(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 3] + "..."
