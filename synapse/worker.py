@@ -107,8 +107,8 @@ class Worker:
         killed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._crash is not None:
-            raise self._crash
+        if self._ending or self._wire.state in (State.CLOSED, State.FAILED):
+            raise await self.died()
         buffers = self._wire.send(request, raw)
         call = self._call = _Call(stage, trio.CancelScope(deadline=trio.current_time() + timeout_s))
         if on_handover is not None:

@@ -26,10 +26,12 @@ _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 3
 _SYSTEM = [
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/cuda", "/opt/rocm", "/usr/share"),
     *("/etc/ld.so.cache", "/etc/localtime", "/etc/OpenCL", "/etc/vulkan", "/etc/nvidia"),
-    *("/proc", "/sys"),
+    *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems", "/proc/modules"),
+    *("/proc/devices", "/proc/driver", "/proc/sys", "/sys"),
 ]
-"""Libraries, and what engines ask about the machine: read only. Other processes' secrets in /proc stay closed, because
-Landlock also refuses to look into processes outside."""
+"""Libraries, and what engines ask about the machine: read only."""
+_PROCESS = "/proc/self"
+"""Not all of /proc: the environments of other processes hold secrets, which root could read."""
 _DEVICES = "/dev"
 """GPU nodes are read and written; no node can be made there."""
 
@@ -71,6 +73,9 @@ def restrict(libc: ctypes.CDLL, readable: list[str] | None, writable: list[str] 
     try:
         for path in ["/"] if readable is None else [*_own_directories(), *_SYSTEM, *readable]:
             _allow(libc, ruleset, path, _READ & handled)
+        if readable is not None:
+            _allow(libc, ruleset, _PROCESS, _READ & handled)
+            os.open(_PROCESS, os.O_PATH | os.O_CLOEXEC)  # kept: the rule holds as long as the kernel keeps this entry
         _allow(libc, ruleset, _DEVICES, (_READ | _WRITE_FILE | _IOCTL_DEV) & handled)
         for path in writable or []:
             _allow(libc, ruleset, path, handled)

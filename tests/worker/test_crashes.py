@@ -238,6 +238,15 @@ async def test_someone_else_kills_it(faulty: OpenFaulty) -> None:
         assert (await worker.died()).exit_status == -signal.SIGKILL
 
 
+async def test_asking_a_dying_worker_is_a_crash_whenever_it_is_asked(faulty: OpenFaulty) -> None:
+    """Between its death and its reaping, too."""
+    async with faulty() as worker:
+        os.kill(worker.pid, signal.SIGKILL)
+        for _ in range(3):
+            with pytest.raises(EngineCrashed):
+                await ping(worker)
+
+
 async def test_a_closed_connection_is_death(faulty: OpenFaulty) -> None:
     """It lives on, but nobody can ask it anything."""
     async with faulty("cut@PING") as worker:

@@ -37,6 +37,7 @@ _PROBE = textwrap.dedent(
     attempt("remove", lambda: os.unlink(readable))
     attempt("connect", lambda: socket.create_connection(("127.0.0.1", int(port))).close())
     attempt("bind", lambda: socket.socket().bind(("127.0.0.1", 0)))
+    attempt("environment", lambda: open(f"/proc/{parent}/environ").read())
     attempt("signal", lambda: os.kill(int(parent), 0))
     pair = socket.socketpair()
     attempt("unix", lambda: pair[0].sendall(b"x"))
