@@ -20,10 +20,19 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from synapse.errors import EngineCrashed, EngineRefused, InvalidInput, LaneUnavailable, SetupError
+from synapse.errors import (
+    EngineCrashed,
+    EngineRefused,
+    InputTooLarge,
+    InvalidInput,
+    LaneUnavailable,
+    LocalProtocolError,
+    SetupError,
+)
 from synapse.host import python_worker
 from synapse.limits import Limits
 from synapse.ports import Host, WorkerSpec
+from synapse.textframes import QUICK_BYTES, groups_of, ids_of, utf8
 from synapse.wire.messages import (
     CheckGrammar,
     GrammarChecked,
@@ -40,8 +49,6 @@ from synapse.wire.messages import (
 )
 from synapse.worker import Worker, open_worker
 
-QUICK_BYTES = 256 * 1024
-"""Requests with more text than this, and every ingest, leave one process to the others."""
 _STARTS_BEFORE_GIVING_UP = 3
 """Failed starts in a row after which waiting requests are refused instead of kept."""
 
@@ -109,6 +116,7 @@ class TextService:
     async def ingest(self, path: str | os.PathLike[str]) -> ModelInfo:
         """Digest a model file, read its header, build and probe its tokenizer; all is cached by digest."""
         name = _absolute(path)
+        utf8(name, "the path")
         size = await trio.to_thread.run_sync(_size_of, name)
         request = Ingest(req_id="", path=name, cache_dir=self._cache_dir)
         reply, _ = await self._do(request, b"", self._limits.ingest_s(size), "the model file", slow=True)
@@ -123,8 +131,9 @@ class TextService:
         self, model: ModelFile, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = False
     ) -> list[NDArray[np.int32]]:
         """The ids of each text, exactly as the engine would tokenize it. int32[n] each."""
-        encoded = [_utf8(text, index) for index, text in enumerate(texts)]
-        groups = _groups([len(data) for data in encoded], self._limits.max_frame_bytes // 4)
+        encoded = [utf8(text, f"text {index}") for index, text in enumerate(texts)]
+        self._bound("the longest text", max(map(len, encoded), default=0))
+        groups = groups_of([len(data) for data in encoded])
         results: list[list[NDArray[np.int32]]] = [[] for _ in groups]
         errors: dict[int, Exception] = {}
 
@@ -142,7 +151,7 @@ class TextService:
                 errors[index] = error
                 return
             assert isinstance(reply, Tokenized)
-            results[index] = _split(raw, reply.counts)
+            results[index] = ids_of(raw, reply.counts)
 
         async with trio.open_nursery() as nursery:
             for index, (start, end) in enumerate(groups):
@@ -160,14 +169,15 @@ class TextService:
             chat: JSON {messages, tools?, add_generation_prompt?, extras?}.
             template: the name of a built-in template instead of the model's own.
         """
+        self._bound("the conversation", len(chat))
         request = Render(req_id="", model=model, n_bytes=len(chat), template=template, close_injection=close_injection)
         reply, raw = await self._do_text(request, chat, "the chat template")
         assert isinstance(reply, Rendered)
-        return RenderedPrompt(_split(raw, [reply.n_tokens])[0], reply.injection_closed)
+        return RenderedPrompt(ids_of(raw, [reply.n_tokens])[0], reply.injection_closed)
 
     async def check_grammar(self, kind: Literal["grammar", "json_schema"], text: str) -> None:
         """Refuse a grammar or schema that cannot be honoured in full, naming what it is."""
-        data = _utf8(text)
+        data = utf8(text, f"the {kind}")
         if len(data) > self._limits.grammar_bytes:
             raise InvalidInput(
                 f"the {kind} has {len(data)} bytes, over the limit of {self._limits.grammar_bytes}", field=kind
@@ -179,6 +189,12 @@ class TextService:
             error.field = kind
             raise
         assert isinstance(reply, GrammarChecked)
+
+    def _bound(self, what: str, n_bytes: int) -> None:
+        """A byte may become a token, and a token takes four in the reply's frame."""
+        most = self._limits.max_frame_bytes // 4 - 64
+        if n_bytes > most:
+            raise InputTooLarge(what, n_bytes, most, detail=" bytes")
 
     # --- the queue ----------------------------------------------------------------------------------------------------
 
@@ -261,6 +277,8 @@ class TextService:
             job.finish(await worker.call(job.request, raws, timeout_s=job.deadline_s, on_handover=hand_over))
         except EngineRefused as error:
             job.finish(None, InvalidInput(error.message))
+        except LocalProtocolError as error:
+            job.finish(None, InvalidInput(f"{job.step}: {error}"))  # nothing was sent
         except EngineCrashed as error:
             if handed_over and (job.tried or not _killed_from_outside(error)):
                 job.finish(None, InvalidInput(_death(job, error)))
@@ -361,36 +379,6 @@ def _not_starting(reason: str) -> LaneUnavailable:
 
 def _closing() -> LaneUnavailable:
     return LaneUnavailable("runtime_unavailable", "the text service is closing")
-
-
-def _utf8(text: str, index: int | None = None) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        at = "" if index is None else f" {index}"
-        raise InvalidInput(f"text{at} holds a lone surrogate at {error.start}") from None
-
-
-def _groups(sizes: Sequence[int], most_bytes: int) -> list[tuple[int, int]]:
-    """Runs of texts that travel together: up to QUICK_BYTES, a longer text alone. Raises: InvalidInput."""
-    groups: list[tuple[int, int]] = []
-    start, total = 0, 0
-    for index, size in enumerate(sizes):
-        if size > most_bytes:
-            raise InvalidInput(f"text {index} has {size} bytes, over the limit of {most_bytes}")
-        if index > start and total + size > QUICK_BYTES:
-            groups.append((start, index))
-            start, total = index, 0
-        total += size
-    if start < len(sizes):
-        groups.append((start, len(sizes)))
-    return groups
-
-
-def _split(raw: memoryview, counts: Sequence[int]) -> list[NDArray[np.int32]]:
-    ids = np.frombuffer(raw, dtype="<i4")
-    ends = np.cumsum(counts, dtype=np.int64).tolist()
-    return [ids[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:

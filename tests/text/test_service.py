@@ -18,9 +18,10 @@ import trio
 import trio.testing
 
 from synapse.artifacts.ingest import first_difference
-from synapse.errors import InvalidInput, LaneUnavailable
+from synapse.errors import InputTooLarge, InvalidInput, LaneUnavailable
 from synapse.limits import Limits
 from synapse.text import TextService, fits_bytes
+from synapse.textframes import QUICK_BYTES, groups_of
 from synapse.wire.messages import ModelFile, ModelInfo
 from tests.models import CHATML, minilm_dir, minilm_f16_gguf, smollm2, tiny_bert, tiny_llama
 from tests.text.conftest import OpenText
@@ -462,3 +463,26 @@ async def test_closing_refuses_what_waits(open_text: OpenText, text_pids: Pids) 
             await trio.testing.wait_all_tasks_blocked()
             os.kill(pid, signal.SIGKILL)
         await refused.wait()
+
+
+def test_texts_travel_in_groups() -> None:
+    assert groups_of([]) == []
+    assert groups_of([10, 20]) == [(0, 2)]
+    assert groups_of([QUICK_BYTES, 1, QUICK_BYTES + 1, 0, 1]) == [(0, 1), (1, 2), (2, 3), (3, 5)]
+    assert [end - start for start, end in groups_of([0] * 40_000)] == [16_384, 16_384, 7_232]
+
+
+async def test_many_texts_come_back_in_order_and_too_long_ones_not_at_all(open_text: OpenText, tmp_path: Path) -> None:
+    async with open_text(processes=2) as service:
+        _, model = await ingested(service, tiny_llama(tmp_path / "m.gguf"))
+        texts = ["a" * (index % 7) for index in range(20_000)] + ["the " * 100_000]
+        rows = await service.tokenize(model, texts)
+        assert [len(row) for row in rows[:20_000]] == [index % 7 for index in range(20_000)]
+        assert len(rows[-1]) > 100_000
+        assert await service.tokenize(model, []) == []
+        with pytest.raises(InputTooLarge, match="the longest text"):
+            await service.tokenize(model, ["a", "a" * (17 << 20)])
+        with pytest.raises(InputTooLarge, match="the conversation"):
+            await service.render(model, b" " * (17 << 20))
+        with pytest.raises(InvalidInput, match="the path holds a lone surrogate"):
+            await service.ingest("\udcff.gguf")
