@@ -33,7 +33,7 @@ from pumas.http.stream import Answer, EventStream
 BODY = msgspec.json.encode({"model": "m", "input": {"kind": "text", "text": "hello " * 20}, "stream": False})
 REPLY = msgspec.json.encode({"result": {"kind": "text", "text": "hello"}, "usage": {"prompt_tokens": 20}})
 EVENT = b'event: delta\ndata: {"kind":"delta","request_id":"example:1","text":" token"}\n\n'
-EVENTS = 4000
+EVENTS = {"/burst": 4000, "/paced": 400}
 ROUTES = 23
 
 
@@ -48,10 +48,8 @@ async def read_whole(receive: Receive) -> bytes:
 
 async def bare(scope: Scope, receive: Receive, send: Send) -> None:
     """The least that an application can do."""
-    if scope["path"] == "/burst":
-        await _events_by_hand(send, paced=False)
-    elif scope["path"] == "/paced":
-        await _events_by_hand(send, paced=True)
+    if scope["path"] in EVENTS:
+        await _events_by_hand(send, scope["path"])
     else:
         msgspec.json.decode(await read_whole(receive))
         head = [(b"content-type", b"application/json"), (b"content-length", str(len(REPLY)).encode())]
@@ -59,19 +57,19 @@ async def bare(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.body", "body": REPLY})
 
 
-async def _events_by_hand(send: Send, *, paced: bool) -> None:
+async def _events_by_hand(send: Send, path: str) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    for _ in range(EVENTS):
-        if paced:
-            await trio.sleep(0.0002)
+    for _ in range(EVENTS[path]):
+        if path == "/paced":
+            await trio.sleep(0.001)
         await send({"type": "http.response.body", "body": EVENT, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _events(*, paced: bool) -> AsyncGenerator[bytes, None]:
-    for _ in range(EVENTS):
-        if paced:
-            await trio.sleep(0.0002)
+async def _events(path: str) -> AsyncGenerator[bytes, None]:
+    for _ in range(EVENTS[path]):
+        if path == "/paced":
+            await trio.sleep(0.001)
         yield EVENT
 
 
@@ -90,7 +88,7 @@ def layered() -> AsgiApp:
         await Answer(REPLY)(scope, receive, send)
 
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
-        await EventStream(_events(paced=scope["path"] == "/paced"))(scope, receive, send)
+        await EventStream(_events(scope["path"]))(scope, receive, send)
 
     routes = [Route(f"/route/{i}", Endpoint(operation), methods=["POST"]) for i in range(ROUTES - 3)]
     routes += [Route(path, Endpoint(stream), methods=["GET"]) for path in ("/burst", "/paced")]
@@ -144,7 +142,8 @@ class Target:
         return float(self._line())
 
     def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
@@ -212,7 +211,7 @@ async def per_request(target: Target) -> float:
 async def per_event(target: Target, path: str) -> float:
     before = target.cpu()
     await stream_once(target, path)
-    return (target.cpu() - before) / EVENTS
+    return (target.cpu() - before) / EVENTS[path]
 
 
 async def costs(targets: list[Target], rounds: int) -> None:
