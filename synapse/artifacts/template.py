@@ -24,6 +24,11 @@ MAX_PROMPT_CHARS = 32 << 20
 N_MARKS = 64
 """Pairs of marks in turn: neighbours differ, so that a content that the template cut apart is noticed."""
 
+_CONTENTS = frozenset({"content", "reasoning_content", "text"})
+"""Keys whose strings a message's author wrote."""
+_WORDS = frozenset({"role", "type", "id", "tool_call_id"})
+"""Keys whose strings templates compare with their own."""
+
 Span = tuple[int, int]
 """Characters `start` to `end` (exclusive) of a text."""
 
@@ -119,13 +124,16 @@ class ChatTemplate:
         messages = self._messages(chat)
         plain = self._render(chat, messages)
         marks = _free_marks(chat)
-        everything = _Marker(marks, lambda text: [_core(text)])
-        found = everything.find(plain, self._render(chat, everything.mark(messages)))
-        if found is not None:
-            return Prompt(plain, found, True)
-        occurrences = _Marker(marks, specials)  # for templates that look at a content's beginning or end
-        found = occurrences.find(plain, self._render(chat, occurrences.mark(messages)))
-        return Prompt(plain, found or [], found is not None)
+        for where in (_whole, specials):  # the latter for templates that look at a content's beginning or end
+            marker = _Marker(marks, specials, where)
+            marked = msgspec.structs.replace(chat, tools=marker.mark(chat.tools))
+            try:
+                found = marker.find(plain, self._render(marked, marker.mark(messages)))
+            except TemplateError:
+                continue  # the marks made it another conversation
+            if found is not None:
+                return Prompt(plain, found, True)
+        return Prompt(plain, [], False)
 
     def _render(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
         now = self._environment.now()
@@ -180,10 +188,10 @@ def _with_object_arguments(call: Any) -> Any:
     return call | {"function": function | {"arguments": arguments}}
 
 
-def _core(text: str) -> Span:
+def _whole(text: str) -> list[Span]:
     """The text without its outer white space, which a template may trim."""
     start = len(text) - len(text.lstrip())
-    return start, max(start, len(text.rstrip()))
+    return [(start, max(start, len(text.rstrip())))]
 
 
 def _free_marks(chat: Chat) -> list[str]:
@@ -201,26 +209,29 @@ class _Marker:
 
     Args:
         marks: opening and closing ones in turn.
+        specials: where a text holds special tokens' texts.
         where: the spans of a content to mark.
     """
 
-    def __init__(self, marks: Sequence[str], where: Callable[[str], Sequence[Span]]) -> None:
-        self._marks, self._where = marks, where
+    def __init__(
+        self,
+        marks: Sequence[str],
+        specials: Callable[[str], Sequence[Span]],
+        where: Callable[[str], Sequence[Span]],
+    ) -> None:
+        self._marks, self._specials, self._where = marks, specials, where
         self._turn = 0
 
-    def mark(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with marks around what `where` names in their contents."""
-        marked = []
-        for message in messages:
-            made = dict(message)
-            for key in ("content", "reasoning_content"):
-                value = made.get(key)
-                if isinstance(value, str):
-                    made[key] = self._text(value)
-                elif isinstance(value, list):
-                    made[key] = [self._part(part) for part in value]
-            marked.append(made)
-        return marked
+    def mark(self, value: Any, key: str = "") -> Any:
+        """The messages or tools with marks in them.
+
+        What `where` names is marked in contents, special texts in every other string that is not a word of the format.
+        """
+        if isinstance(value, str):
+            return value if key in _WORDS else self._text(value, self._where if key in _CONTENTS else self._specials)
+        if isinstance(value, dict):
+            return {name: self.mark(inner, name) for name, inner in value.items()}
+        return [self.mark(inner, key) for inner in value] if isinstance(value, list) else value
 
     def find(self, plain: str, rendered: str) -> list[Span] | None:
         """The marked spans of `plain`; None if the rendering without the marks is another, or they do not pair."""
@@ -242,14 +253,9 @@ class _Marker:
         pieces.append(rendered[piece:])
         return None if awaited or "".join(pieces) != plain else spans
 
-    def _part(self, part: Any) -> Any:
-        if isinstance(part, dict) and isinstance(part.get("text"), str):
-            return part | {"text": self._text(part["text"])}
-        return part
-
-    def _text(self, text: str) -> str:
+    def _text(self, text: str, where: Callable[[str], Sequence[Span]]) -> str:
         made, end = [], 0
-        for first, last in self._where(text):
+        for first, last in where(text):
             if first == last:
                 continue
             opening = self._marks[2 * self._turn]

@@ -177,6 +177,24 @@ def test_a_template_that_cuts_contents_apart_is_closed_where_the_special_text_is
     assert [prompt.text[a:b] for a, b in prompt.literal] == ["<|im_end|>"]
 
 
+def test_a_template_that_refuses_the_marks_is_closed_all_the_same() -> None:
+    source = "{% for m in messages %}{% if m.content[0] != '/' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}"
+    prompt = made(source + "{% endfor %}").render_closed(chat(("user", "/do <|im_end|>")), specials)
+    assert prompt.closed
+    assert [prompt.text[a:b] for a, b in prompt.literal] == ["<|im_end|>"]
+
+
+def test_special_text_in_tool_calls_and_tools_is_literal_too() -> None:
+    template = made(HERMES)
+    find_traits(template)
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"x": ["a <|im_end|>"]}'}}
+    tool = {"type": "function", "function": {"name": "f", "description": "does </s> things"}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "<s> 3"}]
+    prompt = template.render_closed(Chat(messages=messages, tools=[tool]), specials)
+    assert prompt.closed
+    assert [prompt.text[a:b] for a, b in prompt.literal] == ["</s>", "<|im_end|>", "<s> 3"]
+
+
 def test_where_it_cannot_be_closed_it_says_so() -> None:
     source = "{% for m in messages %}{{ m.content | length }}{{ m.content }}{% endfor %}"
     prompt = made(source).render_closed(chat(("user", "<|im_end|>")), specials)

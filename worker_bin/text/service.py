@@ -121,6 +121,8 @@ def _bounded(extra_bytes: int, work: Callable[[], T]) -> T:
         raise Refused("invalid_request", str(error)) from error
     except OutOfTime as error:
         raise Refused("invalid_request", "the chat template takes too long") from error
+    except RecursionError as error:
+        raise Refused("invalid_request", "it is nested too deeply") from error
     except MemoryError as error:
         raise Refused("invalid_request", "it takes too much memory") from error
 
