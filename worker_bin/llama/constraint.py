@@ -10,9 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from synapse.artifacts.grammar import GrammarKind, GrammarRefused, compile_grammar
-from worker_bin.llama.model import Model
-
-_CONTROL, _USER_DEFINED = 1 << 3, 1 << 4
+from worker_bin.llama.model import CONTROL, USER_DEFINED, Model
 
 
 def build_vocabulary(lib: Any, model: Model) -> Any:
@@ -25,8 +23,8 @@ def build_vocabulary(lib: Any, model: Model) -> Any:
     for token in range(model.n_vocab):
         piece = model.special_piece(token)
         attributes = model.attributes(token)
-        looks_special = attributes & _USER_DEFINED and piece.startswith(b"<") and piece.endswith(b">")
-        tokens.append(b"\xff" + piece if attributes & _CONTROL or looks_special else piece)
+        looks_special = attributes & USER_DEFINED and piece.startswith(b"<") and piece.endswith(b">")
+        tokens.append(b"\xff" + piece if attributes & CONTROL or looks_special else piece)
         if model.is_eog(token):
             ends.append(token)
     return LLTokenizer.from_llamacpp(
@@ -60,12 +58,6 @@ class Constraint:
     def finished(self) -> bool:
         """Nothing but the end may follow."""
         return bool(self._matcher.is_stopped())
-
-    def allows(self, token: int) -> bool:
-        """`token` may come next. Raises: GrammarRefused."""
-        allowed: bool = self._matcher.validate_tokens([token]) == 1
-        self._check()
-        return allowed
 
     def mask(self, logits: NDArray[np.float32]) -> None:
         """Set the logits of tokens that may not come next to -inf. Raises: GrammarRefused where none may."""

@@ -8,10 +8,13 @@ from typing import Any, Final
 from worker_bin.engine import Refused
 from worker_bin.llama.library import last_errors
 
-_CONTROL, _NORMAL, _USER_DEFINED = 1 << 3, 1 << 2, 1 << 4
-_UNKNOWN: Final = 1 << 0
+UNKNOWN: Final = 1 << 0
+CONTROL: Final = 1 << 3
+USER_DEFINED: Final = 1 << 4
+"""Attributes of tokens."""
 _SPM: Final = 1
 _WPM: Final = 3
+_PIECE_BYTES: Final = 64
 
 
 class Model:
@@ -51,8 +54,6 @@ class Model:
         self.add_eos: bool = lib.llama_vocab_get_add_eos(self.vocab)
         self.add_sep: bool = lib.llama_vocab_get_add_sep(self.vocab)
         self._pieces: dict[int, bytes] = {}
-        self._special: dict[int, bytes] = {}
-        self._buffer = ctypes.create_string_buffer(1 << 12)
 
     @property
     def word_piece(self) -> bool:
@@ -77,7 +78,7 @@ class Model:
 
     def is_special(self, token: int) -> bool:
         """Control or unknown: it has no text of its own. `token` must be in range."""
-        return bool(self._lib.llama_vocab_get_attr(self.vocab, token) & (_CONTROL | _UNKNOWN))
+        return bool(self._lib.llama_vocab_get_attr(self.vocab, token) & (CONTROL | UNKNOWN))
 
     def attributes(self, token: int) -> int:
         return int(self._lib.llama_vocab_get_attr(self.vocab, token))
@@ -90,18 +91,17 @@ class Model:
         return known
 
     def special_piece(self, token: int) -> bytes:
-        """A token's bytes with special tokens spelled out."""
-        known = self._special.get(token)
-        if known is None:
-            known = self._special[token] = self._to_piece(token, special=True)
-        return known
+        """A token's bytes with special tokens spelled out. May be called from any thread."""
+        return self._to_piece(token, special=True)
 
     def _to_piece(self, token: int, *, special: bool) -> bytes:
-        n = self._lib.llama_token_to_piece(self.vocab, token, self._buffer, len(self._buffer), 0, special)
-        if n < 0:  # minus the size that it needs
-            self._buffer = ctypes.create_string_buffer(-n)
-            n = self._lib.llama_token_to_piece(self.vocab, token, self._buffer, len(self._buffer), 0, special)
-        return self._buffer.raw[:n]
+        size = _PIECE_BYTES
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = self._lib.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n  # what it needs
 
     def close(self) -> None:
         """Free it. Idempotent."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from synapse.wire.messages import Sampling
 
-_BLOCK: Final = 64
+_ROWS: Final = 64
 _FIRST_SHORTLIST: Final = 256
 MAX_BIASES: Final = 4096
 MAX_BIAS: Final = 10_000.0
@@ -127,7 +127,7 @@ class Sampler:
         best = float(logits.max())
         if not math.isfinite(best):
             raise NotFinite("the logits are not finite")
-        enough = top_p * float(np.exp((logits - np.float32(best)).astype(np.float64)).sum())
+        enough = top_p * _mass(logits, best)
         n = _FIRST_SHORTLIST
         while True:
             ids = shortlist(logits, n)
@@ -135,25 +135,41 @@ class Sampler:
             inside = int(np.searchsorted(total, enough)) + 1
             if inside <= ids.size or ids.size < n:
                 return ids[:inside]
-            n *= 8
+            n *= 16
 
 
 def shortlist(logits: Logits, n: int) -> Ids:
     """The ids of the `n` highest logits, highest first, equal ones by id; fewer where others are -inf or NaN.
 
-    The n-th highest of the blocks' maxima is a lower bound of the n-th highest logit: one pass finds it, a second one
-    leaves a few hundred candidates to sort.
+    The n-th highest of the columns' maxima is a lower bound of the n-th highest logit, so only columns that reach it
+    can hold one: a pass over all logits finds some thousand candidates, a pass over those some dozens to sort.
     """
     size = logits.size
-    full = size // _BLOCK
-    if n < full:
-        maxima = logits[: full * _BLOCK].reshape(full, _BLOCK).max(axis=1)
-        bound = np.partition(maxima, full - n)[full - n]
-        ids = np.flatnonzero((logits >= bound) & (logits > -np.inf))
-    else:
-        ids = np.flatnonzero(logits > -np.inf)
-    order = np.argsort(-logits[ids], kind="stable")[:n]
-    return ids[order].astype(np.int32)
+    columns = size // _ROWS
+    if n < columns:
+        table = logits[: columns * _ROWS].reshape(_ROWS, columns)
+        maxima = table.max(axis=0)
+        bound = np.partition(maxima, columns - n)[columns - n]
+        if bound > -np.inf:
+            hot = np.flatnonzero(maxima >= bound)
+            row, column = np.nonzero(table[:, hot] >= bound)
+            rest = np.flatnonzero(logits[columns * _ROWS :] >= bound) + columns * _ROWS
+            return _best(logits, np.sort(np.concatenate([row * columns + hot[column], rest])), n)
+    return _best(logits, np.flatnonzero(logits > -np.inf), n)
+
+
+def _best(logits: Logits, ids: NDArray[np.intp], n: int) -> Ids:
+    """The first `n` of `ids` by logit, highest first, equal ones by id: one sort of 64-bit keys, logit over id."""
+    bits = (logits[ids] + np.float32(0)).view(np.uint32)  # + 0: no -0.0
+    falling = np.where(bits >> 31, bits, ~(bits | np.uint32(1 << 31)))
+    keys = (falling.astype(np.uint64) << np.uint64(32)) | ids.astype(np.uint64)
+    keys.sort()
+    return (keys[:n] & np.uint64(0xFFFFFFFF)).astype(np.int32)
+
+
+def _mass(logits: Logits, best: float) -> float:
+    """The sum of exp(logit - best) over all: exp in f32, which is ten times faster, the sum in f64."""
+    return float(np.exp(logits - np.float32(best)).sum(dtype=np.float64))
 
 
 def log_probabilities(logits: Logits, token: int, n: int) -> tuple[float, list[tuple[int, float]]]:
@@ -162,6 +178,6 @@ def log_probabilities(logits: Logits, token: int, n: int) -> tuple[float, list[t
     best = float(logits.max())
     if not math.isfinite(best):
         raise NotFinite("the logits are not finite")
-    norm = best + math.log(float(np.exp((logits - np.float32(best)).astype(np.float64)).sum()))
+    norm = best + math.log(_mass(logits, best))
     top = shortlist(logits, n) if n else np.empty(0, np.int32)
     return float(logits[token]) - norm, [(int(i), float(logits[i]) - norm) for i in top]

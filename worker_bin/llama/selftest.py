@@ -27,6 +27,7 @@ _LONG, _SHORT = 72, 16
 short one."""
 _SLOW_STEP_MS: Final = 60.0
 _STEPS: Final = 3
+_FEW: Final = 3
 _BUDGET_TEXT: Final = 128
 _BUDGET_S: Final = 0.3
 _BUDGET_GAIN: Final = 0.95
@@ -117,7 +118,7 @@ class _Probe:
 
     def __init__(self, context: Context, model: Model, step_ms: float) -> None:
         n = _LONG if step_ms < _SLOW_STEP_MS else _SHORT
-        n = max(4, min(n, context.shape.context // 2, context.shape.micro_batch - 2))
+        n = max(2 * _FEW + 2, min(n, context.shape.context // 2, context.shape.micro_batch - 2))
         self.prompt, self._other, self._tail = (sample_ids(model, k, seed) for k, seed in ((n, 3), (n, 4), (_STEPS, 5)))
         self._context = context
         self._pair = context.shape.sequences > 1
@@ -130,13 +131,15 @@ class _Probe:
         self.clear()
         n, cut = len(self.prompt), len(self.prompt) // 2
         _run(self._context, [(0, self.prompt[:cut], 0, False)])
+        # Few rows: fewer than the engine's tiled products take, where the other chunks have more.
+        _run(self._context, [(0, self.prompt[cut : cut + _FEW], cut, False)])
         beside: list[Row] = [(1, self._other[: n - cut], 0, False)] if self._pair else []
-        rows = _run(self._context, [(0, self.prompt[cut:], cut, True), *beside])
+        rows = _run(self._context, [(0, self.prompt[cut + _FEW :], cut + _FEW, True), *beside])
         return rows + self._steps(0, n, (1, n - cut) if self._pair else None)
 
     def reused(self) -> list[NDArray[np.float32]]:
         """Follows in_company: place 0 holds the prompt and the tail."""
-        n, keep = len(self.prompt), len(self.prompt) - 3
+        n, keep = len(self.prompt), len(self.prompt) - _FEW
         if not self._pair:
             if not self._context.forget(0, keep):
                 return []
