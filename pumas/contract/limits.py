@@ -56,7 +56,7 @@ MAX_FLOAT_TEXT = 17
 """Bytes of one float32 in JSON, its comma included, at most."""
 MAX_PROMPT_CHARACTERS = 4_000
 """Prompt of the image adapter."""
-MAX_MESSAGE_BYTES = 8 * 1024
+MAX_MESSAGE_CHARACTERS = 8 * 1024
 """An error message, before redaction."""
 
 
@@ -104,5 +104,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit("stop", MAX_STOPS, "strings", "request_limit", "C11"),
     Limit("stop string", MAX_STOP_BYTES, "bytes", "request_limit", "C11"),
     Limit("grammar", MAX_GRAMMAR_BYTES, "bytes", "request_limit", "D15"),
+    Limit("input_count", MAX_INPUT_COUNT, "texts or documents to a local lane", "request_limit", "C11"),
+    Limit("input_characters", MAX_PROMPT_CHARACTERS, "characters of an image prompt", "request_limit", _CONTRACT),
     Limit("json_schema", MAX_GRAMMAR_BYTES, "bytes of JSON", "request_limit", "D15"),
 )

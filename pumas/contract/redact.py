@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from pumas.contract.limits import MAX_MESSAGE_BYTES
+from pumas.contract.limits import MAX_MESSAGE_CHARACTERS
 
 REDACTED = "[redacted]"
 
@@ -76,7 +76,7 @@ _PATTERNS = (
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def redact(message: str, limit: int = MAX_MESSAGE_BYTES) -> str:
+def redact(message: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
     """Bound a message to `limit` characters, take out credential-shaped text and escape control characters.
 
     Where the message is cut, its last word goes too: half a credential would not be recognised.

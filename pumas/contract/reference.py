@@ -8,7 +8,7 @@ from typing import get_args
 from pumas.contract.describe import DOWN, MISMATCH, PROTOCOLS, RESERVED, STREAMING, UNQUALIFIED
 from pumas.contract.descriptors import CAPABILITIES, SEMANTIC_TASKS
 from pumas.contract.errors import STATUS
-from pumas.contract.limits import LIMITS
+from pumas.contract.limits import LIMITS, MAX_MESSAGE_CHARACTERS
 from pumas.contract.requests import AnyInput, AnyOptions, OperationRequest
 from pumas.contract.resolve import FIXED_RANGES, RETRY_AFTER_S
 
@@ -93,7 +93,10 @@ def _codes() -> str:
 
 def _limits() -> str:
     rows = [(limit.name, f"{limit.maximum:,}", limit.unit, f"`{limit.code}`", limit.source) for limit in LIMITS]
-    note = "Fixed bounds. What a model or its runtime bounds stands in its descriptors' `option_bounds`.\n\n"
+    note = (
+        "Fixed bounds. What a model or its runtime bounds stands in its descriptors' `option_bounds`. A message that\n"
+        f"leaves is cut to {MAX_MESSAGE_CHARACTERS:,} characters, and credentials in it are taken out.\n\n"
+    )
     return f"## Limits\n\n{note}" + _table(("What", "At most", "Unit", "Beyond it", "Source"), rows)
 
 

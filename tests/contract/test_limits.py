@@ -47,6 +47,16 @@ def option(name: str, value: Any) -> Check:
     return typed(request("chat", text_part(), "text", capability="text_generation", options=options))
 
 
+def rerank(count: int) -> Check:
+    content = {"kind": "rerank", "query": "q", "documents": ["x"] * count}
+    return typed(request("rerank", content, "relevance_scores"))
+
+
+def prompt(length: int) -> Check:
+    options = {"kind": "image_generation", "width": 64, "height": 64}
+    return typed(request("all", text_part("x" * length), "png_base64", options=options))
+
+
 def event(size: int) -> None:
     EventReader().feed(b"data: " + b"x" * (size - 6) + b"\n\n")
 
@@ -109,6 +119,8 @@ WALKS: dict[str, Walk] = {
     "stop": (option("stop", ["x"] * 16), option("stop", ["x"] * 17)),
     "stop string": (option("stop", ["\u00e9" * 256]), option("stop", ["\u00e9" * 256 + "x"])),
     "grammar": (option("grammar", "x" * (256 * 1024)), option("grammar", "x" * (256 * 1024 + 1))),
+    "input_count": (rerank(2048), rerank(2049)),
+    "input_characters": (prompt(4000), prompt(4001)),
     "json_schema": (
         option("json_schema", {"title": "x" * SCHEMA_ROOM}),
         option("json_schema", {"title": "x" * (SCHEMA_ROOM + 1)}),
@@ -161,8 +173,7 @@ def bounded_option(model: str, capability: str, name: str, value: int) -> Check:
 
 def counted(model: str, capability: str, count: int) -> Check:
     if capability == "rerank":
-        content = {"kind": "rerank", "query": "q", "documents": ["x"] * count}
-        return typed(request(model, content, "relevance_scores"))
+        return rerank(count)
     return typed(request(model, {"kind": "text_batch", "texts": ["x"] * count}, "embeddings_float32"))
 
 
@@ -175,11 +186,7 @@ MEASURED: dict[tuple[str, str, str], Callable[[int], Check]] = {
     ("rerank", "rerank", "input_count"): lambda n: counted("rerank", "rerank", n),
     ("all", "image_generation", "width"): lambda n: bounded_option("all", "image_generation", "width", n),
     ("all", "image_generation", "height"): lambda n: bounded_option("all", "image_generation", "height", n),
-    ("all", "image_generation", "input_characters"): lambda n: typed(
-        request(
-            "all", text_part("x" * n), "png_base64", options={"kind": "image_generation", "width": 64, "height": 64}
-        )
-    ),
+    ("all", "image_generation", "input_characters"): prompt,
 }
 
 

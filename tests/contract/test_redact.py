@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pumas.contract.errors import ContractError, encode_error
-from pumas.contract.limits import MAX_MESSAGE_BYTES
+from pumas.contract.limits import MAX_MESSAGE_CHARACTERS
 from pumas.contract.redact import REDACTED, redact
 
 A = "aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xY"
@@ -80,7 +80,7 @@ def test_what_is_no_credential_stays(message: str) -> None:
 
 
 def test_half_a_credential_at_the_cut_does_not_leave() -> None:
-    for before in range(MAX_MESSAGE_BYTES - 40, MAX_MESSAGE_BYTES):
+    for before in range(MAX_MESSAGE_CHARACTERS - 40, MAX_MESSAGE_CHARACTERS):
         assert "sk-" not in redact("x" * (before - 1) + f" sk-{A}")
 
 
@@ -97,7 +97,7 @@ HOSTILE = (
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_time_is_linear(piece: str) -> None:
     """Fifty times the longest message. Linear it takes a tenth of a second, quadratic it takes minutes."""
-    length = 50 * MAX_MESSAGE_BYTES
+    length = 50 * MAX_MESSAGE_CHARACTERS
     begin = time.process_time()
     redact((piece * length)[:length], limit=length)
     assert time.process_time() - begin < 30
