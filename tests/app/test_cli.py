@@ -167,8 +167,12 @@ def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> Non
 
 def test_a_signal_while_it_loads_ends_it(tmp_path: Path) -> None:
     path = models.tiny_llama(tmp_path / "m.gguf", layers=4, width=256)
+    places = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     process = subprocess.Popen(
-        program("serve", str(path), "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        program("serve", str(path), "--port", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | places,
     )
     assert process.stdout is not None
     assert process.stderr is not None
