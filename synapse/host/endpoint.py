@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import stat
@@ -21,7 +20,6 @@ import trio
 from synapse.errors import EngineCrashed, SetupError
 from synapse.ports import ByteStream
 
-_LATER = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _RETRY_S = 0.05
 _MOST_BUFFERS = 64
 
@@ -69,13 +67,9 @@ class UnixEndpoint:
         while True:
             try:
                 connection, _ = await self._listener.accept()
-            except OSError as error:
-                if error.errno in _LATER:
-                    await trio.sleep(_RETRY_S)  # out of descriptors or memory; the caller's deadline ends this
-                    continue
-                if error.errno == errno.ECONNABORTED:
-                    continue
-                raise
+            except OSError:
+                await trio.sleep(_RETRY_S)  # out of descriptors, say; the caller's deadline ends this
+                continue
             if _peer(connection) == (pid, os.geteuid()):
                 self.close()
                 return SocketStream(connection)
@@ -124,8 +118,8 @@ def _check_mode(path: Path) -> None:
         raise SetupError(f"{path} has mode {stat.S_IMODE(info.st_mode):04o} instead of 0600")
 
 
-def _peer(connection: trio.socket.SocketType) -> tuple[int, int]:
-    """(pid, effective uid) of the process at the other end, as the kernel knows them."""
+def _peer(connection: trio.socket.SocketType) -> tuple[int, int] | None:
+    """(pid, effective uid) of the process at the other end, as the kernel knows them; None where it has gone."""
     if sys.platform == "linux":
         pid, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return pid, uid
@@ -133,8 +127,11 @@ def _peer(connection: trio.socket.SocketType) -> tuple[int, int]:
         return _peer_macos(connection)
 
 
-def _peer_macos(connection: trio.socket.SocketType) -> tuple[int, int]:
+def _peer_macos(connection: trio.socket.SocketType) -> tuple[int, int] | None:
     sol_local, local_peercred, local_peerpid = 0, 1, 2
-    (pid,) = struct.unpack("i", connection.getsockopt(sol_local, local_peerpid, 4))
-    _, uid = struct.unpack_from("Ii", connection.getsockopt(sol_local, local_peercred, 76))
+    try:
+        (pid,) = struct.unpack("i", connection.getsockopt(sol_local, local_peerpid, 4))
+        _, uid = struct.unpack_from("Ii", connection.getsockopt(sol_local, local_peercred, 76))
+    except OSError:
+        return None
     return pid, uid

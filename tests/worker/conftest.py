@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 
 from synapse.host import RealHost, python_worker
 from synapse.limits import Limits
-from synapse.ports import WorkerSpec
+from synapse.ports import WorkerProcess, WorkerSpec
 from synapse.wire import messages as m
 from synapse.worker import Worker, open_worker
 
-PATIENT = Limits(boot_s=60.0)
+PATIENT = Limits(boot_s=60.0, shutdown_grace_s=60.0, terminate_grace_s=60.0)
 """Only a hang reaches these."""
 DIGEST = "sha256:" + "0" * 64
 
@@ -42,6 +43,30 @@ def faulty(host: RealHost) -> OpenFaulty:
             yield worker
 
     return open_faulty
+
+
+class SeenHost:
+    """A host that shows its latest process, before it is a worker."""
+
+    def __init__(self, host: RealHost) -> None:
+        self._host = host
+        self.process: WorkerProcess | None = None
+        self.started = trio.Event()
+
+    @asynccontextmanager
+    async def spawn(self, spec: WorkerSpec) -> AsyncIterator[WorkerProcess]:
+        async with self._host.spawn(spec) as self.process:
+            self.started.set()
+            yield self.process
+
+    async def stopped(self) -> int:
+        """Wait until the process has stopped itself; its pid."""
+        await self.started.wait()
+        assert self.process is not None
+        status = trio.Path(f"/proc/{self.process.pid}/status")
+        while "T (stopped)" not in await status.read_text():
+            await trio.lowlevel.checkpoint()
+        return self.process.pid
 
 
 async def load(worker: Worker, timeout_s: float = 60.0, **config: str) -> m.Loaded:

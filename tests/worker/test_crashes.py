@@ -20,7 +20,7 @@ from synapse.host import RealHost
 from synapse.limits import Limits
 from synapse.wire import messages as m
 from synapse.worker import Worker, open_worker
-from tests.worker.conftest import PATIENT, OpenFaulty, embed, embed_request, faulty_spec, load, ping
+from tests.worker.conftest import PATIENT, OpenFaulty, SeenHost, embed, embed_request, faulty_spec, load, ping
 
 SHORT = Limits(boot_s=0.5)
 """For those that hang in boot: whether they are given half a second or a minute, they never come."""
@@ -290,17 +290,22 @@ async def test_an_impostor_gets_nothing(host: RealHost, runtime_dir: Path) -> No
     closed = trio.Event()
 
     async def intrude() -> None:
-        while not await path.exists():
-            await trio.lowlevel.checkpoint()
+        await seen.started.wait()
         with trio.socket.socket(socket.AF_UNIX) as stranger:
             await stranger.connect(str(path))
             assert await stranger.recv(1) == b""
         closed.set()
 
+    async def let_go() -> None:
+        pid = await seen.stopped()
+        await closed.wait()
+        os.kill(pid, signal.SIGCONT)
+
+    seen = SeenHost(host)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(intrude)
-        async with open_worker(host, faulty_spec("slow=0.3@boot"), PATIENT) as worker:
-            await closed.wait()
+        nursery.start_soon(let_go)
+        async with open_worker(seen, faulty_spec("stop@boot"), PATIENT) as worker:
             await ping(worker)
             assert not await path.exists()
 
@@ -325,7 +330,7 @@ async def test_a_launcher_in_between_is_an_impostor(host: RealHost, tmp_path: Pa
     write(script, "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-P', '-m', *sys.argv[1:]]))")
     spec = faulty_spec(argv=[sys.executable, str(script), "worker_bin.faulty"])
     with pytest.raises(EngineCrashed) as crashed:
-        async with open_worker(host, spec, Limits(boot_s=2.0)):
+        async with open_worker(host, spec, Limits(boot_s=1.0)):
             raise AssertionError("never ready")
     assert crashed.value.stage == "spawn"
 

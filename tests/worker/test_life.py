@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -90,12 +91,13 @@ async def test_the_line_of_admission(faulty: OpenFaulty) -> None:
 
 
 async def test_one_request_at_a_time(faulty: OpenFaulty) -> None:
-    async with faulty("slow=0.2@PING") as worker, trio.open_nursery() as nursery:
+    async with faulty("hang@PING") as worker, trio.open_nursery() as nursery:
         started = trio.Event()
         nursery.start_soon(lambda: worker.call(m.Ping(req_id="1"), timeout_s=60, on_handover=started.set))
         await started.wait()
         with pytest.raises(LocalProtocolError):
             await ping(worker)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_large_round_trip(faulty: OpenFaulty) -> None:
@@ -130,11 +132,16 @@ async def test_shutdown_is_asked_for_first(faulty: OpenFaulty) -> None:
 
 
 @pytest.mark.parametrize(
-    ("faults", "status"), [("hang@SHUTDOWN", -15), ("ignore_sigterm@ready,hang@SHUTDOWN", -9), ("stop@SHUTDOWN", -9)]
+    ("faults", "grace_s", "status"),
+    [
+        ("hang@SHUTDOWN", 60.0, -signal.SIGTERM),
+        ("ignore_sigterm@ready,hang@SHUTDOWN", 0.1, -signal.SIGKILL),
+        ("stop@SHUTDOWN", 0.1, -signal.SIGKILL),
+    ],
 )
-async def test_the_kill_ladder(faulty: OpenFaulty, faults: str, status: int) -> None:
+async def test_the_kill_ladder(faulty: OpenFaulty, faults: str, grace_s: float, status: int) -> None:
     """SHUTDOWN, SIGTERM, SIGKILL: each step for the one that ignored the step before (W8)."""
-    limits = Limits(boot_s=60.0, shutdown_grace_s=0.2, terminate_grace_s=0.2)
+    limits = Limits(boot_s=60.0, shutdown_grace_s=0.1, terminate_grace_s=grace_s)
     async with faulty(faults, limits) as worker:
         await ping(worker)
         process = worker._process
