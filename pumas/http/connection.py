@@ -76,6 +76,7 @@ class Connection:
         """For how long it may still wait: waiting spends it, bytes earn it back."""
         self._ended = False
         """The connection ends once what is buffered is sent."""
+        self._idle_since = trio.current_time()
         self._hung_up = False
         self._torn = False
         self._closed = False
@@ -260,6 +261,7 @@ class Connection:
     async def _next(self) -> None:
         """The request is over: await the next one, or parse it if it has come already."""
         self.exchange = self._answer = None
+        self._idle_since = trio.current_time()
         self._moved.set()
         if self.draining:
             self._reading.cancel()
@@ -298,11 +300,19 @@ class Connection:
 
     async def flush(self) -> None:
         """See `exchange.Link`."""
-        async with self._send_lock:
+        if not self._out:
+            await trio.lowlevel.checkpoint()
+        if self._send_lock.locked():
+            await self._send_lock.acquire()
+        else:
+            self._send_lock.acquire_nowait()  # the write below is a checkpoint already
+        try:
             while self._out:
                 await trio.lowlevel.checkpoint_if_cancelled()  # here nothing is torn yet
                 pieces, self._out, self._out_bytes = self._out, [], 0
                 await self._write(joined(pieces))
+        finally:
+            self._send_lock.release()
         if self._ended:
             self._reading.cancel()
 
@@ -350,12 +360,20 @@ class Connection:
             except (OSError, trio.ClosedResourceError) as error:
                 log.debug("gone while its answer was under way: %r", error)
 
-    def drain(self) -> None:
-        """The server shuts down: leave now if no request is being answered, else after its answer."""
-        self.draining = True
+    def idle_s(self) -> float:
+        """For how long nothing has been asked here; -1 while a request is being answered."""
+        return -1.0 if self.exchange is not None else trio.current_time() - self._idle_since
+
+    def drop_idle(self) -> None:
+        """Leave, if no request is being answered: somebody else needs the place."""
         self._lingering.cancel()
         if self.exchange is None:
             self._reading.cancel()
+
+    def drain(self) -> None:
+        """The server shuts down: leave now if no request is being answered, else after its answer."""
+        self.draining = True
+        self.drop_idle()
 
     def cut(self) -> None:
         """Close the socket now; whoever waits on it wakes. Resets it where a plain close could pass for an end."""

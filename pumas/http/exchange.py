@@ -144,12 +144,14 @@ class Exchange:
         Raises: ClientGone. Cancel: before anything of the message was taken nothing has happened; afterwards the
         connection is torn: it is reset and never used again.
         """
-        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint_if_cancelled()
         if self.gone:
+            await trio.lowlevel.checkpoint()
             raise ClientGone("the client has left")
         if self._buffer is None:
             await self._forward(message)
             return
+        await trio.lowlevel.checkpoint()
         self._buffer.append(message)
         self._buffered += len(message.get("body", b""))
         if self._buffered > BUFFERED_BYTES:

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 RETRY_S = 0.1
 """Between two attempts to accept while the system has no descriptor for us."""
+YOUNG_S = 1.0
+"""For how long an idle connection is not asked to make way: it has hardly had time to ask for anything."""
 
 
 async def serve(
@@ -59,7 +61,8 @@ async def serve(
 
     async def accept(listener: trio.SocketListener) -> None:
         while True:
-            await slots.acquire()
+            await trio.lowlevel.wait_readable(listener.socket)
+            await _take_slot(slots, connections)
             try:
                 transport = await listener.accept()
             except OSError as error:
@@ -97,3 +100,16 @@ async def serve(
         for connection in list(connections):
             connection.cut()
         clients.cancel_scope.cancel()
+
+
+async def _take_slot(slots: trio.Semaphore, connections: set[Connection]) -> None:
+    """Wait for a free place for a client that is there. Idle connections make way, so that silent clients, however
+    many, cannot keep the others out; running requests never do."""
+    while True:
+        if slots.value == 0:
+            idlest = max(connections, key=Connection.idle_s)
+            if idlest.idle_s() >= YOUNG_S:
+                idlest.drop_idle()
+        with trio.move_on_after(YOUNG_S):
+            await slots.acquire()
+            return

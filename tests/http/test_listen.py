@@ -235,3 +235,18 @@ async def test_beyond_the_limit_connections_wait_unaccepted() -> None:
         await held[1].client.close()
         assert await waiting.answer() == (200, b"ok")
         await held[0].lives()
+
+
+async def test_silent_connections_make_way_for_others(clock: Clock) -> None:
+    async with running(max_connections=3) as server:
+        busy = await server.bystander()
+        silent = [await server.connect() for _ in range(2)]
+        await silent[0].get("/ok")
+        assert await silent[0].answer() == (200, b"ok")
+        await clock.leap(5)
+        for _ in range(2):
+            client = await server.connect()
+            await client.get("/ok")
+            assert await client.answer() == (200, b"ok")
+        assert [await client.rest() for client in silent] == [b"", b""]
+        await busy.lives()
