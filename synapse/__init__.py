@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SetupError,
         SynapseError,
     )
+    from synapse.host import ManagedProcess, managed_process
     from synapse.lane import Delta, Generation, GenerationStream, Lane, Profile
     from synapse.limits import Limits
     from synapse.policy.health import Health, LaneHealth, LoadState, WorkerHealth
@@ -48,6 +49,7 @@ _HOMES = {
         "SetupError",
         "SynapseError",
     ),
+    "synapse.host": ("ManagedProcess", "managed_process"),
     "synapse.lane": ("Delta", "Generation", "GenerationStream", "Lane", "Profile"),
     "synapse.limits": ("Limits",),
     "synapse.policy.health": ("Health", "LaneHealth", "LoadState", "WorkerHealth"),
@@ -72,6 +74,7 @@ __all__ = [
     "LaneUnavailable",
     "Limits",
     "LoadState",
+    "ManagedProcess",
     "Measured",
     "ModelFile",
     "ModelInfo",
@@ -89,6 +92,7 @@ __all__ = [
     "TextService",
     "TokenLogprob",
     "WorkerHealth",
+    "managed_process",
     "open_supervisor",
 ]
 

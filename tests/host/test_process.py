@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import trio
 
+from synapse import managed_process
 from synapse.errors import EngineCrashed, SetupError
 from synapse.host import RealHost
 from synapse.host.environment import child_environment
 from synapse.host.logring import LogRing, escape
-from synapse.host.managed import managed_process
 from synapse.host.process import open_child
 from synapse.ports import WorkerSpec
 
