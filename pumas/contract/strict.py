@@ -102,22 +102,23 @@ def _mask_escapes(body: bytes) -> bytes:
 
 
 def _measure(clean: bytes) -> tuple[int, int]:
-    """Nesting and number of members, exact for valid JSON, before anything is built.
+    """Nesting (exact where it may be too deep) and members of valid JSON, before anything is built.
 
     Raises: ContractError: request_limit for more values or members than the limits allow.
     """
     if clean.count(b'"') > 2 * (MAX_JSON_VALUES + MAX_JSON_MEMBERS):
         raise over_limit("JSON values", clean.count(b'"') // 2, MAX_JSON_VALUES, "values")
     outside = b"".join(clean.split(b'"')[::2])
-    values = outside.count(b",") + outside.count(b"{") + outside.count(b"[") + 1
+    opened = outside.count(b"{") + outside.count(b"[")
+    values = outside.count(b",") + opened + 1
     if values > MAX_JSON_VALUES:
         raise over_limit("JSON values", values, MAX_JSON_VALUES, "values")
     members = outside.count(b":")
     if members > MAX_JSON_MEMBERS:
         raise over_limit("JSON members", members, MAX_JSON_MEMBERS, "members")
+    if opened <= MAX_JSON_DEPTH:  # too few to be nested too deep
+        return opened, members
     brackets = outside.translate(None, _NOT_BRACKETS)
-    if not brackets:
-        return 0, members
     return int(_depths(np.frombuffer(brackets, np.uint8)).max()), members
 
 
