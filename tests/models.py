@@ -190,6 +190,7 @@ class _Writer:
 
     def extra(self, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
+            self.out.kv_data[0].pop(key, None)
             if isinstance(value, bool):
                 self.out.add_bool(key, value)
             elif isinstance(value, int):
@@ -226,7 +227,7 @@ def tiny_llama(
 
     Args:
         width, heads: width / heads must be a multiple of 32 for a Q8_0 KV cache.
-        extra: further metadata, written last under their full keys.
+        extra: further metadata under their full keys; they replace what was written under the same key.
         nan: one weight is NaN.
     """
     w = _Writer(path, "llama", weights, seed)

@@ -264,7 +264,6 @@ def worker(env: Mapping[str, str] | None = None) -> Iterator[Driver]:
             process.wait(BOUND_S)
 
 
-@functools.cache
 def digest_of(path: Path) -> str:
     with open(path, "rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

@@ -139,6 +139,33 @@ def test_weights_that_are_not_numbers_are_refused(bare: Driver, tiny_dir: Path) 
     assert bare.alive()
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"llama.block_count": 0},
+        {"llama.block_count": 4_000_000_000},
+        {"llama.block_count": 3},
+        {"llama.attention.layer_norm_rms_epsilon": float("nan")},
+        {"llama.attention.layer_norm_rms_epsilon": float("inf")},
+        {"llama.rope.freq_base": float("nan")},
+        {"llama.attention.head_count": 0},
+        {"llama.embedding_length": 63},
+        {"llama.context_length": 0},
+        {"llama.rope.dimension_count": 7},
+        {"tokenizer.ggml.pre": "unheard-of"},
+        {"general.architecture": "unheard-of"},
+    ],
+    ids=str,
+)
+def test_metadata_that_would_abort_the_engine_is_refused(
+    bare: Driver, tiny_dir: Path, extra: dict[str, object]
+) -> None:
+    with pytest.raises(Refusal) as refused:
+        bare.load(models.tiny_llama(tiny_dir / "metadata.gguf", extra=extra), digest=None)
+    assert refused.value.code == "artifact_invalid"
+    assert bare.alive()
+
+
 def test_what_is_no_regular_file_is_never_waited_for(bare: Driver, tiny_dir: Path) -> None:
     fifo = tiny_dir / "fifo.gguf"
     os.mkfifo(fifo)

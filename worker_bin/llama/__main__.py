@@ -10,10 +10,11 @@ import sys
 
 def main() -> None:
     """Serve until the module ends it; exits with the serve loop's status."""
-    # A crash of the engine (an abort, an illegal instruction) leaves the Python stack in the log's tail.
-    faulthandler.enable()
+    faulthandler.enable()  # a crash of the engine leaves the Python stack in the log's tail
+    from worker_bin.llama.cpu import watch_illegal_instructions
     from worker_bin.llama.library import import_lean
 
+    watch_illegal_instructions()
     import_lean()
     from worker_bin.llama.engine import LlamaEngine
     from worker_bin.serve import serve

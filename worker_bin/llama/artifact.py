@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -16,6 +17,8 @@ from synapse.artifacts.model import describe
 from synapse.wire.messages import ModelInfo
 from worker_bin.engine import Refused
 
+_MAX_BLOCKS: Final = 512
+"""llama.cpp asserts on more."""
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -45,12 +48,26 @@ def open_verified(path: str, digest: str) -> Iterator[Artifact]:
             header = read_header(descriptor)
             if header.shards > 1:
                 raise ArtifactInvalid(f"the model is split into {header.shards} files: merge them first")
+            _check_metadata(header)
             on_linux = sys.platform == "linux"
             yield Artifact(f"/proc/self/fd/{descriptor}" if on_linux else path, header, describe(header, digest))
             if not on_linux and not os.path.samestat(os.stat(path), os.fstat(descriptor)):
                 raise ArtifactInvalid("the file was replaced while it was loaded")
     except ArtifactInvalid as error:
         raise Refused("artifact_invalid", str(error)) from error
+
+
+def _check_metadata(header: Header) -> None:
+    """Refuse what llama.cpp takes from a header and aborts on, at load or only at the first decode.
+
+    Raises: ArtifactInvalid.
+    """
+    blocks = header.integer(f"{header.architecture}.block_count")
+    if not 1 <= blocks <= _MAX_BLOCKS:
+        raise ArtifactInvalid(f"the model has {blocks} blocks")
+    for key, value in header.metadata.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ArtifactInvalid(f"key {key!r} is {value}")
 
 
 def check_reranker(artifact: Artifact) -> None:

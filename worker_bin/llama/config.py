@@ -15,6 +15,7 @@ Role = Literal["generate", "embed", "rerank"]
 MAX_SEQUENCES: Final = 256
 """llama.cpp gives no context for more."""
 _DEFAULT_CONTEXT: Final = 4096
+_LEAST_CONTEXT: Final = 8
 _DEFAULT_MICRO_BATCH: Final = 512
 _CELL_STEP: Final = 256
 """llama.cpp pads a context up to a multiple of this."""
@@ -43,7 +44,7 @@ class Config:
 def parse(values: Mapping[str, str]) -> Config:
     """Check a runtime_config. Raises: Refused(config_invalid) naming the key and what it may be."""
     known: dict[str, Callable[[str], int | str | None]] = {
-        "context": lambda v: _integer("context", v, 8, 1 << 22),
+        "context": lambda v: _integer("context", v, _LEAST_CONTEXT, 1 << 22),
         "parallel": lambda v: _integer("parallel", v, 1, MAX_SEQUENCES),
         "threads": lambda v: _integer("threads", v, 1, 512),
         "micro_batch": lambda v: _integer("micro_batch", v, 8, 1 << 16),
@@ -99,8 +100,10 @@ def shape(config: Config, role: Role, trained: int) -> Shape:
     """Settle a context's sizes for a model that was trained on `trained` tokens.
 
     Raises: Refused(config_invalid) for a window over the trained one, or a micro-batch that an encoder's longest input
-    does not fit in.
+    does not fit in; Refused(artifact_invalid) for a model without a window.
     """
+    if trained < _LEAST_CONTEXT:
+        raise Refused("artifact_invalid", f"the model says that its window is {trained} tokens")
     context = min(trained, _DEFAULT_CONTEXT) if config.context is None else config.context
     if context > trained:
         raise Refused("config_invalid", f"context is {context}, but the model was trained on {trained} tokens")

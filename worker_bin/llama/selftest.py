@@ -60,8 +60,8 @@ def sample_ids(model: Model, n: int, seed: int) -> Ids:
 
 
 def smoke_generation(context: Context, model: Model) -> float:
-    """Decode one token and look at its logits. Returns the time of a step in ms. A CPU that lacks an instruction dies
-    here, of SIGILL: the module tells that from a bad model by the signal and the stage.
+    """Decode a few tokens and look at their logits. Returns the time of a step in ms. On a CPU that lacks an
+    instruction the process ends here, of SIGILL (see `cpu`): that is no bad model.
 
     Raises: Refused(artifact_invalid) where the logits are no numbers.
     """
