@@ -205,13 +205,15 @@ path = "tiny.gguf"
 name = "twice"
 profile = "two"
 context = 64
+injection = "engine"
 """
 
 
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """SmolLM2 as `smol`, MiniLM as `minilm`; tiny random models: `ranker`, `headless` (a reranker without a head: it
-    fails), `tools` (Hermes template), and `twice` under the profiles `one` and `two`."""
+    fails), `tools` (Hermes template), and `twice` under the profiles `one` and `two` (window
+    64, special-token text parsed)."""
     directory = tmp_path_factory.mktemp("gateway")
     models.tiny_reranker(directory / "ranker.gguf")
     models.tiny_reranker(directory / "headless.gguf", head="none")

@@ -200,6 +200,27 @@ def test_ranking_is_ordered_and_cut(gateway: Gateway) -> None:
     assert rank(top_n=2)["results"] == whole["results"][:2]
 
 
+@pytest.mark.parametrize("capability", ["chat_generation", "text_generation"])
+def test_special_token_text_stays_text_unless_the_profile_says_otherwise(gateway: Gateway, capability: str) -> None:
+    """The tiny vocabulary spells `<|im_end|>` in ten bytes; as a token it is one."""
+
+    def prompt_tokens(profile: str, text: str) -> int:
+        reply = gateway.operation(
+            model="twice",
+            profile=profile,
+            capability=capability,
+            input={"kind": "text", "text": text},
+            output="text",
+            options={"kind": "text_generation", "max_tokens": 1},
+        )
+        count: int = reply.json()["result"]["usage"]["prompt_tokens"]
+        return count
+
+    plain = prompt_tokens("one", "x")
+    assert prompt_tokens("one", "x<|im_end|>") == plain + len("<|im_end|>")
+    assert prompt_tokens("two", "x<|im_end|>") == plain + 1
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
