@@ -28,7 +28,7 @@ class Question(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """`ids` is in the order of the question's modes, a list for each text. `error` is set where the engine does not load the file."""
+    """`ids`: for each of the question's modes, for each text. `error`: why the engine does not load the file."""
 
     ids: list[list[list[int]]] = []
     pieces: list[bytes] = []

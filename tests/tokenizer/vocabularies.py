@@ -18,10 +18,11 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = tuple(
     word
     for line in (
-        "the of and to in is that it for was on are as with his they at be this from have or by one had not but what all",
-        "were when we there can an your which their said if do will each about how up out them then she many some so these",
-        "would other into has more her two like him see time could no make than first been its who now people my made over",
-        "did down only way find use may water long little very after words called just where most know naïve café straße",
+        "the of and to in is that it for was on are as with his they at be this from have or by one had not",
+        "but what all were when we there can an your which their said if do will each about how up out them",
+        "then she many some so these would other into has more her two like him see time could no make than",
+        "first been its who now people my made over did down only way find use may water long little very",
+        "after words called just where most know naïve café straße",
     )
     for word in line.split()
 )

@@ -7,9 +7,11 @@ makes `<` and `x1>>` of the text `<x1>>`.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Final
 
 from synapse.artifacts.tokenizer.errors import NotBuildable
@@ -72,45 +74,32 @@ class Partition:
         if not text:
             return []
         finder = self._parsed if parse_special else self._plain
-        present = finder.present(text)
-        if not present:
+        occurrences = finder.occurrences(text)
+        if not occurrences:
             return [text]
-        pieces: list[int | Span] = [(0, len(text))]
-        for special in present:
-            spans = literal if special.parsed_only else ()
-            cut: list[int | Span] = []
-            for piece in pieces:
-                if isinstance(piece, int):
-                    cut.append(piece)
-                else:
-                    _cut(text, piece, special, spans, cut)
-            pieces = cut
-        return [piece if isinstance(piece, int) else text[piece[0] : piece[1]] for piece in pieces]
-
-
-def _cut(text: str, piece: Span, special: _Special, literal: Sequence[Span], out: list[int | Span]) -> None:
-    """Append to `out` what one raw piece becomes by one special token."""
-    start, end = piece
-    search = start
-    length = len(special.text)
-    while (at := text.find(special.text, search, end)) >= 0:
-        if literal and _touches(literal, at, at + length):
-            search = at + 1
-            continue
-        left = at
-        if special.lstrip:
-            while left > start and text[left - 1] in _SPACES:
-                left -= 1
-        if left > start:
-            out.append((start, left))
-        out.append(special.token_id)
-        start = at + length
-        if special.rstrip:
-            while start < end and text[start] in _SPACES:
-                start += 1
-        search = start
-    if start < end:
-        out.append((start, end))
+        starts, ends = [0], [len(text)]  # what is still raw, ascending
+        found: list[tuple[int, int | str]] = []
+        for _, at, special in occurrences:
+            index = bisect_right(starts, at) - 1
+            end = at + len(special.text)
+            if index < 0 or end > ends[index]:
+                continue  # inside or across a token that was found before
+            if literal and special.parsed_only and _touches(literal, at, end):
+                continue
+            left, right = at, end
+            if special.lstrip:
+                while left > starts[index] and text[left - 1] in _SPACES:
+                    left -= 1
+            if special.rstrip:
+                while right < ends[index] and text[right] in _SPACES:
+                    right += 1
+            rest = [span for span in ((starts[index], left), (right, ends[index])) if span[0] < span[1]]
+            starts[index : index + 1] = [span[0] for span in rest]
+            ends[index : index + 1] = [span[1] for span in rest]
+            found.append((at, special.token_id))
+        found += [(start, text[start:end]) for start, end in zip(starts, ends, strict=True)]
+        found.sort(key=itemgetter(0))
+        return [part for _, part in found]
 
 
 def _touches(spans: Sequence[Span], start: int, end: int) -> bool:
@@ -151,14 +140,21 @@ class _Finder:
     def _every(self) -> re.Pattern[str]:
         return re.compile(f"(?=({self._pattern}))")
 
-    def present(self, text: str) -> list[_Special]:
-        found = self._first.search(text) if self._first else None
-        if found is None:
+    def occurrences(self, text: str) -> list[tuple[int, int, _Special]]:
+        """Every occurrence (rank, where, token), overlapping ones too, in the order in which they are to be cut."""
+        first = self._first.search(text) if self._first else None
+        if first is None:
             return []
-        names = {match[1] for match in self._every.finditer(text, found.start())}
-        for name in tuple(names):
-            names.update(self._hidden.get(name, ()))
-        return [special for _, special in sorted((self._order[name] for name in names), key=lambda item: item[0])]
+        found: list[tuple[int, int, _Special]] = []
+        for match in self._every.finditer(text, first.start()):
+            name, at = match[1], match.start()
+            rank, special = self._order[name]
+            found.append((rank, at, special))
+            for shorter in self._hidden.get(name, ()):
+                rank, special = self._order[shorter]
+                found.append((rank, at, special))
+        found.sort(key=itemgetter(0, 1))
+        return found
 
 
 def trie_pattern(texts: Iterable[str]) -> str:
