@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from synapse.errors import EngineCrashed, EngineRefused, RemoteProtocolError, Stage
+from synapse.errors import EngineCrashed, EngineRefused, LocalProtocolError, RemoteProtocolError, Stage
 from synapse.limits import Limits
 from synapse.ports import ByteStream, Host, WorkerProcess, WorkerSpec
 from synapse.wire import messages as m
@@ -107,13 +107,15 @@ class Worker:
         killed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
+        if self._leaving:
+            raise LocalProtocolError("this worker's block has ended")
         if self._ending or self._wire.state in (State.CLOSED, State.FAILED):
             raise await self.died()
         buffers = self._wire.send(request, raw)
         call = self._call = _Call(stage, trio.CancelScope(deadline=trio.current_time() + timeout_s))
-        if on_handover is not None:
-            on_handover()
         try:
+            if on_handover is not None:
+                on_handover()
             with call.scope:
                 await self._exchange(buffers, call)
             if not call.complete:
@@ -121,7 +123,7 @@ class Worker:
         finally:
             if not call.complete:
                 with trio.CancelScope(shield=True):
-                    await self._crashed(stage, "killed because its call was cancelled")
+                    await self._crashed(stage, "killed because its call was abandoned")
             self._call = None
         if call.reply is None or not call.sent:
             assert self._crash is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from synapse.errors import LocalProtocolError, RemoteProtocolError
@@ -45,7 +45,9 @@ def test_byte_by_byte_is_the_same(role: Role) -> None:
     assert len(whole) == len(_answers(role.peer)) + 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(
+    max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(
     role=st.sampled_from(list(Role)),
     changes=st.lists(st.tuples(st.integers(0, 4000), st.binary(max_size=6), st.integers(0, 6)), max_size=4),
