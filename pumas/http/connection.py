@@ -32,13 +32,12 @@ from hypercorn.utils import parse_socket_addr
 from pumas.http.config import HttpConfig
 from pumas.http.exchange import AnswerCut, AsgiApp, ClientGone, Exchange, Message
 from pumas.http.hangup import HangUps
+from pumas.http.outgoing import Outgoing
 from pumas.http.protocol import Http1, HttpStream, WebSocketStream
 
 log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 64 << 10
-WRITE_BYTES = 64 << 10
-"""Small pieces that are ready together leave in one write of up to this size."""
 
 
 class Connection:
@@ -64,9 +63,7 @@ class Connection:
         self._answer: HttpStream | WebSocketStream | None = None
         self._reading = trio.CancelScope()
         self._lingering = trio.CancelScope()
-        self._send_lock = trio.Lock()
-        self._out: list[bytes] = []
-        self._out_bytes = 0
+        self._out = Outgoing(self._stream)
         self._moved = trio.Event()
         self._heading = False
         """A request's first bytes have arrived and its headers have not ended."""
@@ -78,7 +75,8 @@ class Connection:
         """The connection ends once what is buffered is sent."""
         self._idle_since = trio.current_time()
         self._hung_up = False
-        self._torn = False
+        self._spoiled = False
+        """A plain end would say that what was sent is all: reset."""
         self._closed = False
 
     async def run(self) -> None:
@@ -132,10 +130,10 @@ class Connection:
             if self._ended:
                 self._deadline(self._config.linger_s)
                 await self._flush_alone()
-            elif self._out and not self._send_lock.locked():
+            elif self._out.held_bytes and not self._out.being_written():
                 self._nursery.start_soon(self._flush_alone)
             if self._piles_up():
-                self._torn = True
+                self._spoiled = True
                 return
 
     def _full(self) -> bool:
@@ -196,7 +194,7 @@ class Connection:
     async def want_body(self) -> None:
         """See `exchange.Link`."""
         await self._protocol.send_continue()
-        if self._out:
+        if self._out.held_bytes:
             await self.flush()
         exchange = self.exchange
         if exchange is not None and not exchange.body_done:
@@ -248,13 +246,13 @@ class Connection:
         if isinstance(answer, HttpStream) and exchange.complete:
             await self._next()
             return
-        self._torn = self._torn or _cut_unseen(answer)
+        self._spoiled = self._spoiled or _cut_unseen(answer)
         if isinstance(answer, WebSocketStream) or not exchange.gone:
             # The answer is missing or unfinished: hypercorn writes a 500 where nothing has begun (a WebSocket's
             # close frame), else it ends the connection without ending the answer.
             await put_out(None)
         self.exchange = None
-        if not self._torn:
+        if not self._spoiled:
             await self._flush_alone()
         self._reading.cancel()
 
@@ -275,7 +273,7 @@ class Connection:
 
     async def _proceed(self) -> None:
         await self._protocol.proceed()
-        if self._out:
+        if self._out.held_bytes:
             await self._flush_alone()
 
     def abandon(self) -> None:
@@ -287,48 +285,31 @@ class Connection:
 
     def backlog(self) -> int:
         """See `protocol.Owner`."""
-        return self._out_bytes
+        return self._out.held_bytes
 
     async def _put(self, event: Event) -> None:
         """Take what the protocol wants to send. Never blocks."""
         if isinstance(event, RawData):
             if event.data:
-                self._out.append(event.data)
-                self._out_bytes += len(event.data)
+                self._out.add(event.data)
         elif isinstance(event, Closed):
             self._ended = True
 
     async def flush(self) -> None:
         """See `exchange.Link`."""
-        if not self._out:
-            await trio.lowlevel.checkpoint()
-        if self._send_lock.locked():
-            await self._send_lock.acquire()
-        else:
-            self._send_lock.acquire_nowait()  # the write below is a checkpoint already
         try:
-            while self._out:
-                await trio.lowlevel.checkpoint_if_cancelled()  # here nothing is torn yet
-                pieces, self._out, self._out_bytes = self._out, [], 0
-                await self._write(joined(pieces))
-        finally:
-            self._send_lock.release()
-        if self._ended:
-            self._reading.cancel()
-
-    async def _write(self, pieces: list[bytes | memoryview]) -> None:
-        try:
-            for piece in pieces:
-                await self._stream.send_all(piece)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            await self._out.flush()
+        except ClientGone:
             self._hung_up = True
             self._reading.cancel()
-            raise ClientGone("the client has left") from error
-        except BaseException:
-            self._torn = True
-            self.cut()
-            self._reading.cancel()
             raise
+        except BaseException:
+            if self._out.torn:
+                self.cut()
+                self._reading.cancel()
+            raise
+        if self._ended:
+            self._reading.cancel()
 
     async def _flush_alone(self) -> None:
         """Flush where nobody waits for the outcome: the reader sees for itself that the client has left."""
@@ -345,7 +326,7 @@ class Connection:
         if exchange is not None and not exchange.complete:
             await self._protocol.handle(Closed())
             exchange.hang_up(self._config.websocket_close_s)
-        if self._ended and not (self._hung_up or self._torn or self._closed):
+        if self._ended and not (self._hung_up or self._spoiled or self._closed):
             await self._linger()
         self.cut()
 
@@ -380,7 +361,7 @@ class Connection:
         if self._closed:
             return
         self._closed = True
-        if self._torn or (self.exchange is not None and _cut_unseen(self._answer)):
+        if self._spoiled or self._out.torn or (self.exchange is not None and _cut_unseen(self._answer)):
             try:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             except OSError as error:
@@ -391,22 +372,3 @@ class Connection:
 def _cut_unseen(answer: HttpStream | WebSocketStream | None) -> bool:
     """Whether a plain close would make a part of this answer look like all of it."""
     return isinstance(answer, HttpStream) and answer.unfinished() and not answer.delimited
-
-
-def joined(pieces: list[bytes]) -> list[bytes | memoryview]:
-    """The same bytes in as few writes as make sense: small neighbours joined, large ones not copied."""
-    if len(pieces) == 1:
-        return [pieces[0]]
-    writes: list[bytes | memoryview] = []
-    small = bytearray()
-    for piece in pieces:
-        if small and len(small) + len(piece) > WRITE_BYTES:
-            writes.append(memoryview(small))
-            small = bytearray()
-        if len(piece) > WRITE_BYTES:
-            writes.append(piece)
-        else:
-            small += piece
-    if small:
-        writes.append(memoryview(small))
-    return writes
