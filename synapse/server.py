@@ -135,20 +135,22 @@ class ManagedServer:
                     nursery.start_soon(self._watch_exit, process, nursery.cancel_scope)
                     crash = await self._serve(process)
             finally:
+                booted = self.state == "loaded"
+                self._set("loading", None)
                 self.pid = None
                 ended, self._ended = self._ended, trio.Event()
                 ended.set()
             # The watcher ended the block: the process is gone.
-            crash = crash or await self._exit_of(process)
+            crash = crash or await self._exit_of(process, booted)
         raise crash
 
     async def _watch_exit(self, process: ManagedProcess, scope: trio.CancelScope) -> None:
         await process.wait()
         scope.cancel()
 
-    async def _exit_of(self, process: ManagedProcess) -> EngineCrashed:
+    async def _exit_of(self, process: ManagedProcess, booted: bool) -> EngineCrashed:
         status = await process.wait()
-        stage: Stage = "request" if self.state == "loaded" else "load"
+        stage: Stage = "request" if booted else "load"
         how = f"signal {-status}" if status < 0 else f"status {status}"
         message = f"{self.spec.name} ended with {how}"
         return EngineCrashed(stage, message, exit_status=status, log_tail=await process.log_tail())

@@ -289,6 +289,7 @@ def tiny_bert(
     context: int = 128,
     weights: Weights = "f16",
     name: str = "tiny-bert",
+    vocabulary: Literal["wpm", "bpe"] = "wpm",
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a random BERT encoder (WordPiece) and return its path. With `pooling="rank"` and a head: a reranker.
@@ -296,9 +297,14 @@ def tiny_bert(
     Args:
         pooling: the metadata's pooling_type by name; None leaves the key out.
         labels: several labels make a classifier of as many outputs.
+        vocabulary: "bpe" makes it a RoBERTa-like one: byte-level BPE, BOS and EOS added.
     """
     w = _Writer(path, "bert", weights, seed)
-    tokens, types = wpm_vocabulary()
+    merges: list[str] = []
+    if vocabulary == "bpe":
+        tokens, types, merges = bpe_vocabulary()
+    else:
+        tokens, types = wpm_vocabulary()
     w.out.add_name(name)
     w.u32("context_length", context)
     w.u32("embedding_length", width)
@@ -311,17 +317,26 @@ def tiny_bert(
         w.u32("pooling_type", POOLING_TYPES[pooling])
     if labels:
         w.out.add_array("bert.classifier.output_labels", list(labels))
-    w.out.add_tokenizer_model("bert")
-    w.out.add_tokenizer_pre("default")
     w.out.add_token_list(tokens)
     w.out.add_token_types(types)
     w.out.add_token_type_count(2)
-    w.out.add_bos_token_id(2)
-    w.out.add_eos_token_id(3)
-    w.out.add_sep_token_id(3)
-    w.out.add_unk_token_id(1)
-    w.out.add_pad_token_id(0)
-    w.out.add_mask_token_id(4)
+    if vocabulary == "bpe":
+        w.out.add_tokenizer_model("gpt2")
+        w.out.add_tokenizer_pre("gpt-2")
+        w.out.add_token_merges(merges)
+        w.out.add_bos_token_id(1)
+        w.out.add_eos_token_id(2)
+        w.out.add_add_bos_token(True)
+        w.out.add_add_eos_token(True)
+    else:
+        w.out.add_tokenizer_model("bert")
+        w.out.add_tokenizer_pre("default")
+        w.out.add_bos_token_id(2)
+        w.out.add_eos_token_id(3)
+        w.out.add_sep_token_id(3)
+        w.out.add_unk_token_id(1)
+        w.out.add_pad_token_id(0)
+        w.out.add_mask_token_id(4)
     w.extra(extra or {})
     w.matrix("token_embd.weight", len(tokens), width, scale=1.0)
     w.vector("position_embd.weight", 0.1 * w.random.standard_normal((context, width), dtype=np.float32))
