@@ -29,9 +29,10 @@ def main(argv: Sequence[str]) -> int:
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     if die_with_parent(_PARENT_DIED) != "on":
         threading.Thread(target=_watch_parent, daemon=True).start()
+    guard = os.getpid()
     program = os.fork()
     if program == 0:
-        _become(command, unblocked)
+        _become(command, unblocked, guard)
     while True:
         # A SIGTERM went to the whole group (and so to the program), which answers by ending.
         received = signal.sigwait(signals)
@@ -43,9 +44,9 @@ def main(argv: Sequence[str]) -> int:
                 return _end(os.waitstatus_to_exitcode(status))
 
 
-def _become(command: list[str], mask: set[int | signal.Signals]) -> None:
+def _become(command: list[str], mask: set[int | signal.Signals], guard: int) -> None:
     """In the child: tie it to the guard, then be the program."""
-    os.environ["SYNAPSE_PARENT_PID"] = str(os.getppid())
+    os.environ["SYNAPSE_PARENT_PID"] = str(guard)
     die_with_parent()
     os.environ.pop("SYNAPSE_PARENT_PID")
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
