@@ -93,7 +93,7 @@ async def test_the_same_vectors_as_our_worker(tmp_path: Path) -> None:
 
 
 async def test_the_same_scores_as_our_worker(tmp_path: Path) -> None:
-    """Of a model that is no WordPiece one: for those our pairs are as they were trained, llama-server's are not (D10)."""
+    """Of a model that is no WordPiece one: there our pairs are as trained, and llama-server's are not (D10)."""
     path = tmp_path / "ranker.gguf"
     tiny_reranker(path, vocabulary="bpe")
     operation = Rerank(query="the old mill", documents=("a river", "the mill stood there", "storms"))
