@@ -6,11 +6,13 @@ sent (decision C7).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
+from pumas.contract.errors import ContractError
 from pumas.contract.events import StreamBound
 from pumas.openai.answers import (
     Head,
@@ -45,6 +47,18 @@ def _finish_reason(stream: TextStream, calls: int) -> str:
 # --- chat -------------------------------------------------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def _generation(provider: Provider, request: ChatRequest) -> AsyncIterator[TextStream]:
+    """The provider's stream; an error about the schema names the field that it came from."""
+    try:
+        async with provider.generate(request.operation) as stream:
+            yield stream
+    except ContractError as error:
+        if error.field == "json_schema":
+            error.field = "tools" if request.forced else "response_format"
+        raise
+
+
 async def chat_body(provider: Provider, request: ChatRequest, head: Head) -> bytes:
     """The finite answer. Raises: ContractError. Cancel: the operation is disposed."""
     parser = request.parser()
@@ -59,7 +73,7 @@ async def chat_body(provider: Provider, request: ChatRequest, head: Head) -> byt
             elif not (request.one_call and calls):
                 calls.append(item)
 
-    async with provider.generate(request.operation) as stream:
+    async with _generation(provider, request) as stream:
         async for delta in stream:
             logprobs += delta.logprobs
             take([delta.text] if parser is None else parser.feed(delta.text))
@@ -84,7 +98,7 @@ async def chat_events(provider: Provider, request: ChatRequest, head: Head) -> A
     more: dict[str, Any] = {"usage": None} if request.include_usage else {}
     logprobs: list[Any] = []
 
-    async with provider.generate(request.operation) as stream:
+    async with _generation(provider, request) as stream:
         yield _event(chat_chunk(head, {"role": "assistant", "content": ""}) | more, bound)
         ended = False
         deltas = aiter(stream)

@@ -103,6 +103,21 @@ def test_a_client_that_leaves_before_its_answer_ends_its_generation(gateway: Gat
     gateway.until_idle("smol")
 
 
+def test_a_client_that_leaves_withdraws_its_texts(gateway: Gateway) -> None:
+    request = {
+        "contract_version": 1,
+        "request_id": "bulk:1",
+        "model": "minilm",
+        "input": {"kind": "text_batch", "texts": ["a text of several words, again and again " * 10] * 1000},
+        "output": "embeddings_float32",
+    }
+    client = open_stream(gateway, "/v1/model-operations", request)
+    while gateway.detail("minilm")["running"] == "0":
+        pass  # each turn is a request of its own
+    client.close()
+    gateway.until_idle("minilm")
+
+
 def test_queued_clients_that_leave_never_start(gateway: Gateway) -> None:
     """`twice` under `one` has a single place; the second request waits for it."""
     one = {"model": "twice", "profile": "one", "options": LONG["options"] | {"max_tokens": 400, "grammar": ENDLESS}}

@@ -220,6 +220,13 @@ def test_error_classes(client: openai.OpenAI) -> None:
         client.completions.create(model="twice", prompt="abc " * 200, extra_body={"profile": "two"})
     assert too_long.value.code == "context_length_exceeded"
     assert too_long.value.response.headers["x-pumas-outcome"] == "not_admitted"
+    with pytest.raises(openai.BadRequestError) as schema:
+        client.chat.completions.create(  # type: ignore[call-overload]
+            model="smol",
+            messages=message,
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "("}}},
+        )
+    assert schema.value.param == "response_format"
     with pytest.raises(openai.ConflictError):
         client.completions.create(model="twice", prompt="abc")
     with pytest.raises(openai.InternalServerError) as unavailable:
