@@ -109,7 +109,7 @@ class Exchange:
 
     async def receive(self) -> Message:
         """ASGI's receive. After the body, and after a WebSocket's end, it waits for the hang-up and tells it again."""
-        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint_if_cancelled()
         waiting = False
         while (message := self._take()) is None:
             if self._http and not waiting and not self.body_done and not self.handed_over:
@@ -119,8 +119,8 @@ class Exchange:
             self._news = trio.Event()
             await self._news.wait()
         self._link.got_body()
-        if self.gone:
-            await trio.lowlevel.checkpoint_if_cancelled()
+        if self.gone or self.handed_over:
+            await trio.lowlevel.checkpoint()  # who asks again and again must not hold the loop
         return message
 
     def _take(self) -> Message | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import socket
 import ssl
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +253,52 @@ async def test_silent_connections_make_way_for_others(clock: Clock) -> None:
             assert await client.answer() == (200, b"ok")
         assert [await client.rest() for client in silent] == [b"", b""]
         await busy.lives()
+
+
+async def test_a_process_without_descriptors_accepts_again_when_it_has_some() -> None:
+    refused = trio.Event()
+    handler = Noticing(refused)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with running() as server:
+        bystander = await server.bystander()
+        client = trio.socket.socket()
+        logging.getLogger("pumas.http.serve").addHandler(handler)
+        highest = max(int(name) for name in os.listdir("/dev/fd"))
+        try:
+            with filled(highest):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+                await client.connect(("127.0.0.1", server.listening.port or 0))
+                await refused.wait()
+                await bystander.lives()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            logging.getLogger("pumas.http.serve").removeHandler(handler)
+        asking = server.keep(Client(trio.SocketStream(client)))
+        await asking.get("/ok")
+        assert await asking.answer() == (200, b"ok")
+
+
+class Noticing(logging.Handler):
+    """Sets an event when something is logged."""
+
+    def __init__(self, event: trio.Event) -> None:
+        super().__init__()
+        self._event = event
+
+    def emit(self, record: logging.LogRecord) -> None:
+        assert "cannot accept" in record.getMessage()
+        self._event.set()
+
+
+@contextmanager
+def filled(highest: int) -> Iterator[None]:
+    """No free descriptor below `highest`."""
+    taken = []
+    while (fd := os.open(os.devnull, os.O_RDONLY)) <= highest:
+        taken.append(fd)
+    os.close(fd)
+    try:
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import trio
 
+from pumas.http.config import HttpConfig
 from pumas.http.exchange import ClientGone
-from tests.http.support import BOUND_S, Clock, running
+from tests.http.support import BOUND_S, Clock, Probe, open_descriptors, running, start_server
 
 
 async def test_a_client_that_does_not_read_cannot_hold_it_up() -> None:
@@ -95,3 +96,24 @@ async def test_many_busy_connections_end_together() -> None:
         server.shutdown.set()
         await server.stopped.wait()
         assert all(run.cancelled for run in server.probe.runs)
+
+
+async def test_cancelling_the_server_closes_everything_at_once() -> None:
+    probe = Probe()
+    before = open_descriptors()
+    with trio.fail_after(BOUND_S):
+        async with trio.open_nursery() as nursery:
+            config = HttpConfig(port=0, grace_s=10 * BOUND_S)
+            server = await nursery.start(start_server, probe, config, trio.Event())
+            blocked = await server.connect(receive_buffer=4096)
+            await blocked.get("/flood")
+            streaming = await server.bystander()
+            idle = await server.connect()
+            await (await probe.run("/flood")).begun.wait()
+            nursery.cancel_scope.cancel()
+        assert await streaming.client.rest() == b""
+        for client in (blocked, idle, streaming.client):
+            await client.ended()
+            await client.close()
+    assert all(run.over.is_set() for run in probe.runs)
+    assert open_descriptors() == before
