@@ -31,11 +31,13 @@ from synapse.artifacts.tokenizer.cache import pack, unpack
 from synapse.artifacts.tokenizer.probe import probe_corpus
 from synapse.artifacts.tokenizer.vocabulary import Vocabulary, read_vocabulary
 from synapse.wire.messages import ModelFile
-from worker_bin.text.bounds import OutOfTime, interrupted_after
+from worker_bin.text.bounds import OutOfTime, interrupted_after, memory_of
 
 MAX_OPEN: Final = 6
 TEMPLATE_CPU_S: Final = 1.0
 """CPU time to compile a template, to try it, or to render with it."""
+TEMPLATE_BYTES: Final = 512 << 20
+"""Memory for the same."""
 
 
 @dataclass
@@ -129,7 +131,7 @@ class Models:
         model = self._judged(read_header(descriptor), descriptor, path, digest)
         entry = model.entry
         try:
-            with interrupted_after(TEMPLATE_CPU_S):
+            with memory_of(TEMPLATE_BYTES), interrupted_after(TEMPLATE_CPU_S):
                 model.entry = try_templates(entry, model.specials, model.honours_literal)
         except (OutOfTime, MemoryError):
             info = msgspec.structs.replace(

@@ -32,11 +32,10 @@ from synapse.wire.messages import (
 )
 from worker_bin.engine import Buffer, Handler, Refused
 from worker_bin.text.bounds import OutOfTime, interrupted_after, killed_after, memory_of
-from worker_bin.text.models import TEMPLATE_CPU_S, Models
+from worker_bin.text.models import TEMPLATE_BYTES, TEMPLATE_CPU_S, Models
 
 TOKENIZE_BYTES: Final = 6 << 30
 """Memory that ingesting or tokenizing may take: 10 MB of text take 2 GB at the peak."""
-RENDER_BYTES: Final = 512 << 20
 GRAMMAR_BYTES: Final = 1 << 30
 GRAMMAR_CPU_S: Final = 2.0
 GRAMMAR_STACK_BYTES: Final = 4 << 20
@@ -89,7 +88,7 @@ class TextEngine:
                     return template.render_closed(chat, model.specials)
                 return Prompt(template.render(chat), [], False)
 
-        prompt = _bounded(RENDER_BYTES, work)
+        prompt = _bounded(TEMPLATE_BYTES, work)
         text, literal = without_doubled_ends(model.entry, prompt.text, prompt.literal)
         rows = _bounded(
             TOKENIZE_BYTES,
