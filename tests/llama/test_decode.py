@@ -106,6 +106,31 @@ def test_cancelling_three_of_four_changes_nothing_in_the_fourth(tiny: Driver) ->
     assert same(four[2].result, wanted)
 
 
+def test_sequences_with_gaps_between_them_are_moved_together_unharmed(tiny: Driver) -> None:
+    endless = m.Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=4, logit_bias=[(EOG, -100.0)])
+    streams = [Stream(list(range(3 + i, 40 + i)), 60, endless) for i in range(4)]
+    wanted = [alone(tiny, stream) for stream in streams]
+    tiny.decode(drop=[0, 1, 2, 3])
+    run = Run(tiny)
+    for place, stream in enumerate(streams):
+        run.add(place, stream)
+    run.quantum(max_steps=2)
+    tiny.decode(park=[1], drop=[2])
+    run.running = {place: streams[place] for place in (0, 3)}
+    for _ in range(5):
+        run.quantum(max_steps=2)
+    again = streams[2].again()
+    run.add(2, again)
+    while run.busy:
+        run.quantum(max_steps=2)
+    for got, want in ((streams[0], wanted[0]), (streams[3], wanted[3]), (again, wanted[2])):
+        assert same(got.result, want)
+    # The parked one went along: its cells are still there, and still its own.
+    (reused,) = tiny.run(streams[1].again(reuse=(1, 37)), places=[1])
+    assert reused.n_reused == 36
+    assert same(reused, wanted[1])
+
+
 def test_a_held_sequence_keeps_its_state(tiny: Driver) -> None:
     stream = Stream([9, 8, 7], 20, WARM)
     wanted = alone(tiny, stream)
@@ -340,6 +365,7 @@ CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "runs already": {"start": [(0, Stream([5]))]},
     "is to be continued": {"continue_": [0], "drop": [0]},
     "target_ms": {"target_ms": -1.0},
+    "threads": {"threads": 2**31 - 1},
 }
 
 

@@ -14,6 +14,7 @@ Role = Literal["generate", "embed", "rerank"]
 
 MAX_SEQUENCES: Final = 256
 """llama.cpp gives no context for more."""
+MAX_THREADS: Final = 512
 _DEFAULT_CONTEXT: Final = 4096
 _LEAST_CONTEXT: Final = 8
 _DEFAULT_MICRO_BATCH: Final = 512
@@ -46,7 +47,7 @@ def parse(values: Mapping[str, str]) -> Config:
     known: dict[str, Callable[[str], int | str | None]] = {
         "context": lambda v: _integer("context", v, _LEAST_CONTEXT, 1 << 22),
         "parallel": lambda v: _integer("parallel", v, 1, MAX_SEQUENCES),
-        "threads": lambda v: _integer("threads", v, 1, 512),
+        "threads": lambda v: _integer("threads", v, 1, MAX_THREADS),
         "micro_batch": lambda v: _integer("micro_batch", v, 8, 1 << 16),
         "deterministic": lambda v: _word("deterministic", v, ("auto", "strict", "off")),
         "pooling": lambda v: _word("pooling", v, ("mean", "cls", "last")),

@@ -68,16 +68,19 @@ class Context:
         """Free a sequence's cells from position `start` on (-1: all). False: it cannot be done (a part, recurrent)."""
         return bool(self._lib.llama_memory_seq_rm(self.memory, sequence, start, -1))
 
-    def share(self, source: int, target: int, n: int) -> bool:
-        """Make `target` hold a copy of the first `n` cells of `source`. False: it cannot be done, `target` is empty.
+    def holds(self, sequence: int) -> bool:
+        """It has cells."""
+        return bool(self._lib.llama_memory_seq_pos_max(self.memory, sequence) >= 0)
 
-        The cells are copied at the next decode, as they are then: nothing may be evaluated in between.
-        """
-        self._lib.llama_memory_seq_cp(self.memory, source, target, -1, -1)  # a part would abort
-        if self.forget(target, n):
-            return True
-        self.forget(target)
-        return False
+    def save(self, sequence: int) -> NDArray[np.uint8]:
+        """A sequence's cells, bit for bit. Only those in use: cheaper than the engine's copy of all there could be."""
+        state = np.empty(self._lib.llama_state_seq_get_size(self.pointer, sequence), np.uint8)
+        n = self._lib.llama_state_seq_get_data(self.pointer, _bytes(state), state.size, sequence)
+        return state[:n]
+
+    def restore(self, sequence: int, state: NDArray[np.uint8]) -> bool:
+        """Put saved cells into a sequence, in order, instead of what it had. False: the engine does not take them."""
+        return bool(self._lib.llama_state_seq_set_data(self.pointer, _bytes(state), state.size, sequence))
 
     def clear(self) -> None:
         """Free every cell."""
@@ -89,6 +92,10 @@ class Context:
         if self.pointer:
             self._lib.llama_free(self.pointer)
             self.pointer = None
+
+
+def _bytes(array: NDArray[np.uint8]) -> Any:
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _address_function(raw: Any, name: str) -> Any:

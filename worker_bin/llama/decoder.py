@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from synapse.artifacts.grammar import GrammarRefused
 from synapse.wire.messages import Decode, Decoded, DecodeStart, Reuse, Sampling, SequenceError, SequenceProgress
 from worker_bin.engine import Refused
+from worker_bin.llama.config import MAX_THREADS
 from worker_bin.llama.constraint import Constraint
 from worker_bin.llama.context import Context
 from worker_bin.llama.model import Model
 from worker_bin.llama.sampling import BadSampling
 from worker_bin.llama.sequence import MAX_LOGPROBS, Sequence
+from worker_bin.llama.streams import Streams
 from worker_bin.llama.text import check_stops
 
 Ids = NDArray[np.int32]
@@ -46,6 +48,7 @@ class Decoder:
         self._vocabulary = vocabulary
         self._ms_per_token = ms_per_token
         self._places: list[Sequence | None] = [None] * parallel
+        self._streams = Streams(context, parallel)
 
     def decode(self, request: Decode, ids: Ids) -> Decoded:
         """Run one quantum. Raises: Refused(invalid_request), nothing changed, for a request that contradicts itself or
@@ -67,6 +70,7 @@ class Decoder:
                 active.append(self._start(start, prompt))
             except BadStart as error:
                 failed.append(SequenceProgress(seq=start.seq, error=SequenceError(error.code, str(error))))
+        self._streams.gather([place for place in range(self._parallel) if self._is_running(place)])
         steps = self._quantum(active, request.max_steps, request.target_ms / 1e3, began)
         return Decoded(
             req_id=request.req_id,
@@ -127,6 +131,8 @@ class Decoder:
             refuse("a sequence is both dropped and parked")
         if sum(start.n_tokens for start in request.start) != len(ids):
             refuse(f"the starts announce {sum(s.n_tokens for s in request.start)} ids, the frame has {len(ids)}")
+        if request.threads > MAX_THREADS:
+            refuse(f"threads is {request.threads}, over the limit of {MAX_THREADS}")
         if not 0 <= request.target_ms <= 1e7:
             refuse(f"target_ms is {request.target_ms}")
 
@@ -141,7 +147,7 @@ class Decoder:
 
     def _drop(self, place: int) -> None:
         self._places[place] = None
-        self._context.forget(place)
+        self._streams.forget(place)
 
     def _park(self, place: int) -> None:
         sequence = self._places[place]
@@ -201,11 +207,11 @@ class Decoder:
             differs = np.flatnonzero(source.tokens[:n] != prompt[:n])
             n = int(differs[0]) if differs.size else n
         if n and reuse is not None and reuse.seq == place:
-            if self._context.forget(place, n):
+            if self._streams.forget(place, n):
                 return n
             n = 0
-        self._context.forget(place)
-        return n if n and reuse is not None and self._context.share(reuse.seq, place, n) else 0
+        self._streams.forget(place)
+        return n if n and reuse is not None and self._streams.share(reuse.seq, place, n) else 0
 
     # --- the quantum -------------------------------------------------------------------------------------------------
 
@@ -235,7 +241,7 @@ class Decoder:
                 n = min(left, sequence.n_prompt - sequence.n_past)
                 work.append((sequence, n))
                 left -= n
-        work.sort(key=lambda item: item[0].place)  # the engine joins neighbouring sequences only
+        work.sort(key=lambda item: self._streams.of(item[0].place))  # the engine joins neighbours, in order
         if self._evaluate(work):
             tokens = sum(n for _, n in work)
             if tokens >= _MIN_CHUNK:
@@ -252,14 +258,14 @@ class Decoder:
         batch, at = self._context.batch, 0
         due: list[tuple[Sequence, int]] = []
         for sequence, n in work:
-            first, end = sequence.n_past, at + n
+            first, end, stream = sequence.n_past, at + n, self._streams.of(sequence.place)
             if n == 1:
                 batch.token[at], batch.pos[at] = sequence.tokens[first], first
-                batch.seq[at], batch.output[at] = sequence.place, 0
+                batch.seq[at], batch.output[at] = stream, 0
             else:
                 batch.token[at:end] = sequence.tokens[first : first + n]
                 batch.pos[at:end] = np.arange(first, first + n)
-                batch.seq[at:end] = sequence.place
+                batch.seq[at:end] = stream
                 batch.output[at:end] = 0
             if first + n == sequence.n_known:
                 batch.output[end - 1] = 1

@@ -144,8 +144,7 @@ class _Probe:
             if not self._context.forget(0, keep):
                 return []
             return _run(self._context, [(0, self.prompt[keep:], keep, True)]) + self._steps(0, n, None)
-        self._context.forget(1)
-        if not self._context.share(0, 1, keep):
+        if not (self._context.restore(1, self._context.save(0)) and self._context.forget(1, keep)):
             return []
         end = n + _STEPS
         rows = _run(self._context, [(0, self._other[:1], end, False), (1, self.prompt[keep:], keep, True)])
