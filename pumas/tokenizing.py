@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import trio
 
 from pumas.config import UserError
-from synapse import SupervisorConfig, TextService, open_supervisor
+from synapse import SupervisorConfig, open_supervisor
 
-BATCH_TEXTS, BATCH_BYTES = 256, 1 << 20
+READ_BYTES = 1 << 20
 
 
 class TokenizeError(UserError):
@@ -24,58 +24,49 @@ class TokenizeError(UserError):
 def run_tokenize(path: str, *, as_json: bool, count: bool, add_special: bool, parse_special: bool) -> int:
     """Read texts from standard input, one a line; write one JSON array of ids (or a number) a line.
 
+    What is there is answered before more is waited for, so that another program can ask line by line.
     Returns the exit status. Raises: TokenizeError, SynapseError.
     """
     if not Path(path).is_file():
         raise TokenizeError(f"{path}: no such file")
     try:
         trio.run(_tokenize, path, as_json, count, add_special, parse_special)
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
-    except BrokenPipeError:
+    except BrokenPipeError:  # nobody reads the answers any more
         return 1
     return 0
 
 
 async def _tokenize(path: str, as_json: bool, count: bool, add_special: bool, parse_special: bool) -> None:
     async with open_supervisor(SupervisorConfig(text_processes=1)) as supervisor:
-        text: TextService = supervisor.text
+        text = supervisor.text
         model = text.model(await text.ingest(path), path)
-        for texts in _batches(_texts(sys.stdin.buffer, as_json)):
-            rows = await text.tokenize(model, texts, add_special=add_special, parse_special=parse_special)
-            for row in rows:
-                answer = len(row) if count else row.tolist()
-                sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-            sys.stdout.buffer.flush()
+        number = 0
+        async with aclosing(_lines(sys.stdin.fileno())) as batches:
+            async for lines in batches:
+                texts = [_text(line, number + at, as_json) for at, line in enumerate(lines, 1)]
+                number += len(lines)
+                rows = await text.tokenize(model, texts, add_special=add_special, parse_special=parse_special)
+                answers = (msgspec.json.encode(len(row) if count else row.tolist()) for row in rows)
+                sys.stdout.buffer.write(b"".join(answer + b"\n" for answer in answers))
+                sys.stdout.buffer.flush()
 
 
-def _texts(source: BinaryIO, as_json: bool) -> Iterator[str]:
-    """The lines as texts, without their line ends.
-
-    Raises: TokenizeError that names the line.
-    """
-    for number, line in enumerate(source, 1):
-        try:
-            if as_json:
-                yield msgspec.json.decode(line, type=str)
-            else:
-                yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            what = "not one JSON string" if as_json else "not UTF-8"
-            raise TokenizeError(f"line {number} of standard input is {what}: {error}") from error
+async def _lines(descriptor: int) -> AsyncGenerator[list[bytes], None]:
+    """The lines that came together, without their ends; the last one may lack it."""
+    rest = bytearray()
+    while piece := await trio.to_thread.run_sync(os.read, descriptor, READ_BYTES, abandon_on_cancel=True):
+        rest += piece
+        if b"\n" in piece:
+            *lines, tail = bytes(rest).split(b"\n")
+            rest = bytearray(tail)
+            yield lines
+    if rest:
+        yield [bytes(rest)]
 
 
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Texts in groups that are worth a round trip and small enough to answer while more is typed."""
-    while batch := list(islice(texts, 1)):
-        size = len(batch[0])
-        while len(batch) < BATCH_TEXTS and size < BATCH_BYTES:
-            more = next(texts, None)
-            if more is None:
-                break
-            batch.append(more)
-            size += len(more)
-        yield batch
+def _text(line: bytes, number: int, as_json: bool) -> str:
+    try:
+        return msgspec.json.decode(line, type=str) if as_json else line.removesuffix(b"\r").decode("utf-8")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        what = "not one JSON string" if as_json else "not UTF-8"
+        raise TokenizeError(f"line {number} of standard input is {what}: {error}") from error

@@ -154,6 +154,26 @@ def test_tokenize_prints_what_the_engine_would_get(tmp_path: Path) -> None:
     assert "line 2 of standard input" in complaint(bad)
 
 
+def test_tokenize_answers_line_by_line(tmp_path: Path) -> None:
+    path = models.tiny_llama(tmp_path / "m.gguf")
+    places = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    process = subprocess.Popen(
+        program("tokenize", str(path), "--count"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | places,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdout:
+        with process.stdin:
+            for text, count in ((b"q" * 3, b"3\n"), (b"", b"0\n")):
+                process.stdin.write(text + b"\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == count
+        assert process.wait(BOUND_S) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
     path = models.tiny_llama(tmp_path / "m.gguf")
