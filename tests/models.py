@@ -142,6 +142,15 @@ def bpe_vocabulary() -> tuple[list[str], list[int], list[str]]:
     return tokens, types, merges
 
 
+def spm_vocabulary() -> tuple[list[str], list[int], list[float]]:
+    """A SentencePiece vocabulary: three specials, all bytes, letters and some words. Returns tokens, types, scores."""
+    words = ["▁", *"abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"]
+    words += ["▁t", "he", "▁the", "▁a", "in", "▁c", "at", "▁cat", "▁s", "▁sat", "on", "▁on"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words)]
+    return tokens, types, [0.0] * 259 + [-float(i) for i in range(len(words))]
+
+
 def wpm_vocabulary() -> tuple[list[str], list[int]]:
     """The tiny encoder's vocabulary: BERT's specials, words and word parts. Returns tokens and types."""
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -218,12 +227,13 @@ def tiny_llama(
     heads: int = 2,
     context: int = 512,
     weights: Weights = "q8_0",
+    tokenizer: Literal["bpe", "spm"] = "bpe",
     chat_template: str | None = CHATML,
     name: str = "tiny",
     extra: Mapping[str, Any] | None = None,
     nan: bool = False,
 ) -> Path:
-    """Write a random llama decoder (byte-level BPE, 273 tokens, ChatML) and return its path.
+    """Write a random llama decoder (byte-level BPE of 273 tokens, or SentencePiece; ChatML) and return its path.
 
     Args:
         width, heads: width / heads must be a multiple of 32 for a Q8_0 KV cache.
@@ -232,6 +242,8 @@ def tiny_llama(
     """
     w = _Writer(path, "llama", weights, seed)
     tokens, types, merges = bpe_vocabulary()
+    if tokenizer == "spm":
+        tokens, types, scores = spm_vocabulary()
     w.out.add_name(name)
     w.u32("context_length", context)
     w.u32("embedding_length", width)
@@ -243,14 +255,18 @@ def tiny_llama(
     w.u32("vocab_size", len(tokens))
     w.out.add_layer_norm_rms_eps(1e-5)
     w.out.add_rope_freq_base(10000.0)
-    w.out.add_tokenizer_model("gpt2")
-    w.out.add_tokenizer_pre("gpt-2")
     w.out.add_token_list(tokens)
     w.out.add_token_types(types)
-    w.out.add_token_merges(merges)
-    w.out.add_bos_token_id(0)
+    if tokenizer == "spm":
+        w.out.add_tokenizer_model("llama")
+        w.out.add_token_scores(scores)
+    else:
+        w.out.add_tokenizer_model("gpt2")
+        w.out.add_tokenizer_pre("gpt-2")
+        w.out.add_token_merges(merges)
+    w.out.add_bos_token_id(1 if tokenizer == "spm" else 0)
     w.out.add_eos_token_id(2)
-    w.out.add_add_bos_token(False)
+    w.out.add_add_bos_token(tokenizer == "spm")
     if chat_template is not None:
         w.out.add_chat_template(chat_template)
     w.extra(extra or {})

@@ -9,7 +9,7 @@ import pytest
 
 from synapse.wire import messages as m
 from tests import models
-from tests.llama.driver import Driver, Refusal, worker
+from tests.llama.driver import Driver, Refusal, Stream, worker
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +214,33 @@ def test_a_file_replaced_after_loading_changes_nothing(bare: Driver, tiny_dir: P
         assert bare.generate([5, 6, 7], 12).text == before
         path.unlink()
         assert bare.generate([5, 6, 7], 12).text == before
+
+
+def test_sentencepiece_text_keeps_the_space_that_is_the_texts_own(bare: Driver, tiny_dir: Path) -> None:
+    tokens, _, _ = models.spm_vocabulary()
+    the, letter, bos = tokens.index("▁the"), tokens.index("x"), 1
+    path = models.tiny_llama(tiny_dir / "spm.gguf", tokenizer="spm")
+    sampling = m.Sampling(logit_bias=[(the, 1000.0)])
+    with bare.loaded(path, threads=1) as loaded:
+        assert loaded.measured.add_bos
+        answer, continuation = bare.run(Stream([bos], 2, sampling), Stream([bos, letter], 2, sampling))
+    assert (answer.text, continuation.text) == ("the the", " the the")
+
+
+def test_a_decoder_that_was_made_to_embed(bare: Driver, tiny_dir: Path) -> None:
+    path = models.tiny_llama(tiny_dir / "embedder.gguf", extra={"llama.pooling_type": 3})
+    with bare.loaded(path, threads=1) as loaded:
+        assert (loaded.measured.role, loaded.measured.pooling, loaded.dims) == ("embed", "last", 64)
+        texts = [[5, 6, 7], [8] * 40, [9, 10]]
+        together = bare.embed(texts, "last")
+        for ids, vector in zip(texts, together, strict=True):
+            assert float(bare.embed([ids], "last")[0] @ vector) > 0.9999
+        with pytest.raises(Refusal) as refused:
+            bare.generate([5], 1)
+        assert refused.value.code == "unsupported"
+    with pytest.raises(Refusal, match="made to embed") as refused:
+        bare.load(path, role="generate")
+    assert refused.value.code == "config_invalid"
 
 
 def test_strict_holds_or_the_load_fails(tiny_dir: Path) -> None:
