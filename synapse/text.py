@@ -113,12 +113,16 @@ class TextService:
         self.restarts = 0
         """Processes that were replaced because they died or ran out of time."""
 
-    async def ingest(self, path: str | os.PathLike[str]) -> ModelInfo:
-        """Digest a model file, read its header, build and probe its tokenizer; all is cached by digest."""
+    async def ingest(self, path: str | os.PathLike[str], *, header_only: bool = False) -> ModelInfo:
+        """Digest a model file, read its header, build and probe its tokenizer; all is cached by digest.
+
+        Args:
+            header_only: digest and header only, for a model that another program tokenizes for.
+        """
         name = _absolute(path)
         utf8(name, "the path")
         size = await trio.to_thread.run_sync(_size_of, name)
-        request = Ingest(req_id="", path=name, cache_dir=self._cache_dir)
+        request = Ingest(req_id="", path=name, cache_dir=self._cache_dir, header_only=header_only)
         reply, _ = await self._do(request, b"", self._limits.ingest_s(size), "the model file", slow=True)
         assert isinstance(reply, Ingested)
         return reply.info

@@ -30,6 +30,7 @@ def describe(header: Header, digest: str) -> ModelInfo:
         pooling=header.pooling,
         ranking_head=header.ranking_head,
         faithful_pairs=not (role == "rerank" and _instructed_reranker(header)),
+        decision=f"{header.architecture}.decision.type" in header.metadata,
         weights=header.weights,
         chat_template=header.chat_template is not None,
     )

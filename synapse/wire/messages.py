@@ -200,6 +200,8 @@ class Ingest(Request, tag="INGEST", kw_only=True):
     raw: Literal[0] = 0
     path: str
     cache_dir: str
+    header_only: bool = False
+    """Digest and header only, for a model that another program tokenizes for: nothing is built, tried or cached."""
 
 
 class Tokenize(Request, tag="TOKENIZE", kw_only=True):
@@ -375,6 +377,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     ranking_head: bool = False
     faithful_pairs: bool = True
     """False: a reranker whose template llama.cpp does not reproduce (Qwen3 type); LOAD refuses it (D10)."""
+    decision: bool = False
+    """It declares itself a native decision model (`<architecture>.decision.type`)."""
     weights: str = ""
     """The weights' main type, as in `Q4_1`."""
     tokenizer: Literal["built", "engine"] = "built"

@@ -22,6 +22,7 @@ from synapse.artifacts.ingest import (
     make_entry,
     try_templates,
 )
+from synapse.artifacts.model import describe
 from synapse.artifacts.onnx import is_onnx, read_surroundings
 from synapse.artifacts.template import ChatTemplate, TemplateError
 from synapse.artifacts.template_fallbacks import FALLBACKS
@@ -30,7 +31,7 @@ from synapse.artifacts.tokenizer.beside import differences_beside
 from synapse.artifacts.tokenizer.cache import pack, unpack
 from synapse.artifacts.tokenizer.probe import probe_corpus
 from synapse.artifacts.tokenizer.vocabulary import Vocabulary, read_vocabulary
-from synapse.wire.messages import ModelFile
+from synapse.wire.messages import ModelFile, ModelInfo
 from worker_bin.text.bounds import OutOfTime, interrupted_after, memory_of
 
 MAX_OPEN: Final = 6
@@ -81,6 +82,12 @@ class Models:
         with open_artifact(path) as descriptor:
             digest = _digest(descriptor, cache)
             return cache.load(digest) or self._ingest(descriptor, path, digest, cache).entry
+
+    def describe(self, path: str, cache_dir: str) -> ModelInfo:
+        """What digest and header say, nothing built. Raises: ArtifactInvalid."""
+        with open_artifact(path) as descriptor:
+            digest = _digest(descriptor, IngestCache(cache_dir))
+            return describe(read_header(descriptor), digest)
 
     def open(self, model: ModelFile) -> OpenModel:
         """Raises: ArtifactInvalid if the file is not what the digest says, and where the cache does not have it."""

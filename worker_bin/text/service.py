@@ -23,6 +23,7 @@ from synapse.wire.messages import (
     GrammarChecked,
     Ingest,
     Ingested,
+    ModelInfo,
     Ping,
     Pong,
     Render,
@@ -59,8 +60,12 @@ class TextEngine:
         self._models = Models()
 
     def ingest(self, request: Ingest, raw: memoryview) -> tuple[Ingested, None]:
-        entry = _bounded(TOKENIZE_BYTES, lambda: self._models.ingest(request.path, request.cache_dir))
-        return Ingested(req_id=request.req_id, info=entry.info), None
+        def work() -> ModelInfo:
+            if request.header_only:
+                return self._models.describe(request.path, request.cache_dir)
+            return self._models.ingest(request.path, request.cache_dir).info
+
+        return Ingested(req_id=request.req_id, info=_bounded(TOKENIZE_BYTES, work)), None
 
     def tokenize(self, request: Tokenize, raw: memoryview) -> tuple[Tokenized, Buffer]:
         texts = _texts(raw, request.lengths)
