@@ -144,12 +144,12 @@ class Supervisor:
         finally:
             self._lanes.remove(lane)
 
-    def _spec(self, profile: Profile) -> WorkerSpec:
+    def _spec(self, profile: Profile, path: str) -> WorkerSpec:
         return WorkerSpec(
             worker_id=f"w{next(self._numbers)}",
             argv=profile.program(),
             nonce=self._config.entropy(8).hex(),
-            env=profile.env,
+            env={**_sandbox(profile, path), **profile.env},
         )
 
 
@@ -229,6 +229,17 @@ def default_directory(kind: str) -> Path:
     variable, fallback = {"state": ("XDG_STATE_HOME", ".local/state"), "cache": ("XDG_CACHE_HOME", ".cache")}[kind]
     named = os.environ.get(variable, "")
     return (Path(named) if os.path.isabs(named) else home / fallback) / "synapse"
+
+
+def _sandbox(profile: Profile, path: str) -> dict[str, str]:
+    """What a worker is held to (its harden.py): it reads where its model lies, the place of the link and of the file."""
+    places = [os.path.dirname(os.path.realpath(path)), os.path.dirname(os.path.abspath(path))]
+    for index, place in enumerate(places):
+        while os.pathsep in place:  # which no list can hold: what stands above it
+            place = os.path.dirname(place)
+        places[index] = place
+    readable = {"SYNAPSE_READ_DIRS": os.pathsep.join(places)}
+    return {**readable, "SYNAPSE_REQUIRE_SANDBOX": "1"} if profile.require_sandbox else readable
 
 
 def _cores() -> int:

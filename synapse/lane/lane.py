@@ -69,7 +69,7 @@ class Surroundings:
 
     Attributes:
         entropy: in [0, 1), for the back-off's jitter.
-        new_spec: how a worker of a profile is to be started: a fresh id and nonce.
+        new_spec: how a worker of a profile is to be started for a model file: a fresh id and nonce, the sandbox.
     """
 
     host: Host
@@ -79,7 +79,7 @@ class Surroundings:
     store: QuarantineStore
     threads: Threads
     entropy: Callable[[], float]
-    new_spec: Callable[[Profile], WorkerSpec]
+    new_spec: Callable[[Profile, str], WorkerSpec]
 
 
 class Lane:

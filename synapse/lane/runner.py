@@ -74,7 +74,7 @@ class Runner:
     host: Host
     limits: Limits
     stamps: Stamps
-    new_spec: Callable[[Profile], WorkerSpec]
+    new_spec: Callable[[Profile, str], WorkerSpec]
 
     def __post_init__(self) -> None:
         self._unit: AnyUnit | None = None
@@ -95,7 +95,7 @@ class Runner:
         """
         self.stamps.state = "starting"
         self._unit, self._wake = None, trio.Event()
-        spec = self.new_spec(self.lane.profile)
+        spec = self.new_spec(self.lane.profile, self.lane.loading[1].path)
         async with open_worker(self.host, spec, self.limits) as worker:
             self.stamps.pid = worker.pid
             loaded, measured = await self._load(worker)
