@@ -14,7 +14,8 @@ PATIENCE_S = 1.0
 
 
 class Threads:
-    """All cores. `waiting`: lanes in the order of their first refusal, with when it was and what is the least."""
+    """All cores. `waiting`: lanes in the order of their first refusal, with when their patience ends and the least that
+    they take."""
 
     def __init__(self, cores: int, patience_s: float = PATIENCE_S) -> None:
         self.cores = max(1, cores)
@@ -42,15 +43,15 @@ class ThreadShare:
         `retry_at`."""
         all_ = self._threads
         least, most = min(least, all_.cores), min(most, all_.cores)
-        since, _ = all_.waiting.get(self, (now, least))
+        until, _ = all_.waiting.get(self, (now + all_.patience_s, least))
         ahead = next(iter(all_.waiting), self)
-        if (ahead is self and all_.free >= least) or now - since >= all_.patience_s:
+        if (ahead is self and all_.free >= least) or now >= until:
             all_.waiting.pop(self, None)
             number = max(least, min(most, all_.free))
             all_.granted += number
             self._wake_next()
             return number
-        all_.waiting.setdefault(self, (now, least))
+        all_.waiting[self] = (until, least)
         return None
 
     def give(self, number: int) -> None:
@@ -67,7 +68,7 @@ class ThreadShare:
     def retry_at(self) -> float | None:
         """When waiting ends in any case; None while not waiting."""
         waiting = self._threads.waiting.get(self)
-        return None if waiting is None else waiting[0] + self._threads.patience_s
+        return None if waiting is None else waiting[0]
 
     def _wake_next(self) -> None:
         for share, (_, least) in self._threads.waiting.items():
