@@ -39,7 +39,7 @@ class Bert:
             name = f"encoder.layer.{i}"
             x = self._norm(x + self._attention(x, f"{name}.attention"), f"{name}.attention.output.LayerNorm")
             inner = self._linear(x, f"{name}.intermediate.dense")
-            inner = 0.5 * inner * (1 + np.vectorize(math.erf)(inner / math.sqrt(2)))
+            inner = 0.5 * inner * (1 + _erf(inner / math.sqrt(2)))
             x = self._norm(x + self._linear(inner, f"{name}.output.dense"), f"{name}.output.LayerNorm")
         return np.asarray(x, np.float32)
 
@@ -61,3 +61,10 @@ class Bert:
         mean, variance = x.mean(axis=-1, keepdims=True), x.var(axis=-1, keepdims=True)
         scaled = (x - mean) / np.sqrt(variance + self._epsilon)
         return np.asarray(scaled * self._w[f"{name}.weight"] + self._w[f"{name}.bias"])
+
+
+def _erf(x: Array) -> Array:
+    """The error function to 1.5e-7 (Abramowitz and Stegun, 7.1.26); math.erf would take a minute."""
+    t = 1 / (1 + 0.3275911 * np.abs(x))
+    terms = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+    return np.asarray(np.sign(x) * (1 - terms * np.exp(-x * x)))

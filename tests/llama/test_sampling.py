@@ -75,8 +75,8 @@ def test_the_nucleus_is_what_a_full_sort_finds(seed: int, top_p: float, n: int) 
 def test_draws_follow_the_distribution() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     sampler = Sampler(Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=11), 4)
-    drawn = np.bincount([sampler.choose(logits.copy(), NO_HISTORY) for _ in range(20_000)], minlength=4) / 20_000
-    np.testing.assert_allclose(drawn, [0.5, 0.3, 0.15, 0.05], atol=0.015)
+    drawn = np.bincount([sampler.choose(logits.copy(), NO_HISTORY) for _ in range(5_000)], minlength=4) / 5_000
+    np.testing.assert_allclose(drawn, [0.5, 0.3, 0.15, 0.05], atol=0.03)
 
 
 def test_a_seed_fixes_every_draw() -> None:
