@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 from collections.abc import AsyncIterator
 from functools import partial
@@ -86,7 +87,8 @@ async def _serve(config: Config, api_key: str | None, stop: trio.Event) -> None:
         loaded = await _load(config, supervisor, served, stop)
         if stop.is_set():
             return
-        if not loaded and not config.upstreams:
+        waiting = any(model.load_state == "quarantined" for model in served.snapshots())  # `pumas probe` needs us
+        if not loaded and not waiting and not config.upstreams:
             raise StartError("no model could be loaded; the lines above say why")
         _announce(listening, served)
         await stop.wait()
@@ -114,6 +116,8 @@ def _announce(listening: Listening, served: Served) -> None:
     for model in models:
         available = _available(model)
         what = ", ".join(available) if available else model.detail.get("error", "unavailable")
+        if model.load_state == "quarantined":
+            what += f"; to try again: pumas probe {shlex.quote(model.model)} --url {listening.urls[0]}"
         say(f"  {model.model}  {model.profile}  {model.load_state}  {what}")
     url = next((url for url in listening.urls if url.startswith("http")), None)
     for line in _examples(url, models) if url else ():

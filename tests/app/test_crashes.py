@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from tests import models
 from tests.app.test_streams import open_stream, read_until
-from tests.gateway import PATIENT, Gateway, running
+from tests.gateway import BOUND_S, PATIENT, Gateway, program, running, stop
 
 ENDLESS = "root ::= [a-z] root"
 OPTIONS = {"kind": "text_generation", "max_tokens": 4000, "grammar": ENDLESS}
@@ -107,3 +108,23 @@ def test_what_clients_see_of_a_crash(own: Gateway) -> None:
     assert (probed.status, probed.json()["load_state"]) == (200, "loaded")
     assert own.post("/v1/model-operations", short).status == 200
     assert "stage=request" in own.log(), "what the worker said last is in the log, and only there"
+
+
+def test_quarantine_outlives_the_gateway_until_a_probe(tmp_path: Path) -> None:
+    models.tiny_llama(tmp_path / "m.gguf", context=8192, layers=4, width=512, heads=8)
+    config = tmp_path / "pumas.toml"
+    config.write_text(f"[server]\nport = 0\n[limits]\n{PATIENT}\ncrashes_per_key = 1\n[[model]]\npath = 'm.gguf'\n")
+    with running(tmp_path, "--config", str(config)) as first:
+        with open_stream(first, "/v1/model-operations", TYPED | {"stream": True}) as client:
+            read_until(client, b"event: delta")
+            kill_worker(first)
+            read_until(client, b"event: failed")
+        assert stop(first.process) == 0
+    with running(tmp_path, "--config", str(config)) as second:
+        (line,) = [line for line in second.lines if line.startswith("  m ")]
+        assert "quarantined" in line
+        assert second.get("/health").status == 503
+        command = line.partition("pumas probe ")[2].split()
+        done = subprocess.run(program("probe", *command), capture_output=True, timeout=BOUND_S)
+        assert done.stdout.decode().strip() == "m (default) is loaded"
+        assert second.get("/health").status == 200

@@ -160,6 +160,17 @@ def test_a_forced_tool_call_streams(client: openai.OpenAI) -> None:
     assert reasons[-1] == "tool_calls"
 
 
+def test_a_conversation_with_a_tool_goes_on(client: openai.OpenAI) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"n": 1}'}}
+    turns = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "7", "tool_call_id": "c1"},
+    ]
+    answer = client.chat.completions.create(model="tools", messages=turns, tools=TOOLS, max_tokens=4, temperature=0)  # type: ignore[call-overload]
+    assert answer.usage.completion_tokens == 4
+
+
 def test_tools_are_refused_where_nothing_could_read_them(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
