@@ -55,16 +55,18 @@ def differences_beside(model_path: str | os.PathLike[str], header: Header, vocab
         return []
     except OSError as error:
         return [f"tokenizer.json cannot be read: {error.strerror}"]
-    with open(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return ["tokenizer.json is not a regular file"]
         if status.st_size > MAX_BYTES:
             return [f"tokenizer.json has {status.st_size} bytes, over the limit of {MAX_BYTES}"]
-        try:
+        with open(descriptor, "rb", closefd=False) as file:
             content = file.read(MAX_BYTES + 1)
-        except OSError as error:
-            return [f"tokenizer.json cannot be read: {error.strerror}"]
+    except OSError as error:
+        return [f"tokenizer.json cannot be read: {error.strerror}"]
+    finally:
+        os.close(descriptor)
     return differences(content, header, vocabulary)
 
 

@@ -20,6 +20,8 @@ from synapse.artifacts.tokenizer.models import CUT_CHARS, Runner, joined
 from synapse.artifacts.tokenizer.vocabulary import NORMAL, UNUSED, USER_DEFINED, Vocabulary, scores
 
 _BORDER: Final = re.compile(f"(?<=[^{SPACE_MARK}]){SPACE_MARK}")
+_MAX_TOKEN_BYTES: Final = 2048
+"""The library keeps tokens in a tree that it frees by recursion: one of 400,000 characters ended the process."""
 _UNKNOWN_PENALTY: Final = 10.0
 """An unknown character costs this much more than the worst normal token."""
 
@@ -44,6 +46,8 @@ def prepare(vocabulary: Vocabulary, header: Header) -> UgmRecipe:
         raise NotBuildable("no token for unknown characters")
     if None in vocabulary.texts:
         raise NotBuildable("a token is no UTF-8: the engine may match parts of characters with it")
+    if vocabulary.longest_token_bytes > _MAX_TOKEN_BYTES:
+        raise NotBuildable(f"a token has {vocabulary.longest_token_bytes} bytes")
     attributes = np.array(vocabulary.attributes)
     if (attributes & USER_DEFINED).any():
         raise NotBuildable("user-defined tokens: the engine copies what begins like one without normalizing it")

@@ -20,6 +20,8 @@ from synapse.artifacts.tokenizer.vocabulary import Vocabulary
 
 _LONG_WORD_CHARS: Final = 200
 """WordPiece tries every end of what is left: a word of 100,000 characters did not end in 9 minutes."""
+_MAX_LENGTHS: Final = 4096
+"""Sum of the tokens' different lengths, which a long word's every position may cost. BERT's is 300."""
 _LONG_WORD: Final = re.compile(f"[^ ]{{{_LONG_WORD_CHARS}}}")
 _SPACE: Final = re.compile(" ")
 
@@ -43,7 +45,14 @@ def prepare(vocabulary: Vocabulary) -> WpmRecipe:
         raise NotBuildable("no token for unknown words")
     if None in vocabulary.texts:
         raise NotBuildable("a token is no UTF-8: the engine may match parts of characters with it")
+    if sum(_lengths(vocabulary)) > _MAX_LENGTHS:
+        raise NotBuildable("the tokens are too long")
     return WpmRecipe(vocabulary=vocabulary)
+
+
+def _lengths(vocabulary: Vocabulary) -> list[int]:
+    """The tokens' different lengths in characters, longest first."""
+    return sorted({len(text) for text in vocabulary.texts if text is not None}, reverse=True)
 
 
 class _Normalization(dict[int, str]):
@@ -76,7 +85,7 @@ class Wpm:
     def __init__(self, recipe: WpmRecipe) -> None:
         vocabulary = recipe.vocabulary
         self._ids = {text: i for i, text in enumerate(vocabulary.texts) if text is not None}
-        self._longest = max(map(len, self._ids))
+        self._lengths = _lengths(vocabulary)
         self._unk = vocabulary.unk_id
         self._model = models.WordPiece(
             vocab=self._ids,
@@ -130,11 +139,11 @@ class Wpm:
         out: list[int] = []
         at = 0
         while at < len(word):
-            for end in range(min(len(word), at + self._longest), at, -1):
-                token_id = self._ids.get(word[at:end])
-                if token_id is not None:
+            for length in self._lengths:
+                token_id = self._ids.get(word[at : at + length])
+                if token_id is not None and at + length <= len(word):
                     out.append(token_id)
-                    at = end
+                    at += length
                     break
             else:
                 return [self._unk]
