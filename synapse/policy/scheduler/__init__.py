@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synapse.policy.scheduler.admission import Budgets
-from synapse.policy.scheduler.core import Counts, Scheduler, SchedulerConfig
+from synapse.policy.scheduler.core import Counts, Scheduler
 from synapse.policy.scheduler.work import (
     Admitted,
     AnyUnit,
@@ -24,6 +24,7 @@ from synapse.policy.scheduler.work import (
     State,
     Work,
 )
+from synapse.policy.scheduler.workers import SchedulerConfig
 
 __all__ = [
     "Admitted",

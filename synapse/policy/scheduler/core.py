@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from synapse.errors import (
     EngineRefused,
@@ -25,19 +24,14 @@ from synapse.errors import (
     Overloaded,
     SynapseError,
 )
-from synapse.policy.costs import Costs
-from synapse.policy.scheduler import batches
-from synapse.policy.scheduler.admission import Admission, Budgets
-from synapse.policy.scheduler.queues import Deadlines, ServedFlow, Turns, WorkQueue
-from synapse.policy.scheduler.sequences import Sequences
+from synapse.policy.scheduler.admission import Admission
+from synapse.policy.scheduler.queues import Deadlines, WorkQueue
 from synapse.policy.scheduler.work import (
-    AGE_S,
     Admitted,
     AnyUnit,
     BatchUnit,
     BatchWork,
     Completed,
-    ControlUnit,
     DecodeUnit,
     Effect,
     Failed,
@@ -49,30 +43,9 @@ from synapse.policy.scheduler.work import (
     State,
     Work,
 )
+from synapse.policy.scheduler.workers import Control, Queues, SchedulerConfig, WorkerState
 from synapse.policy.threads import ThreadShare
 from synapse.wire.messages import Measured, SequenceProgress
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """Numbers of one lane. `shared`: several callers may be in one unit (D5)."""
-
-    budgets: Budgets = field(default_factory=Budgets)
-    quantum_ms: float = 50.0
-    unit_ms: float = 250.0
-    shared: bool = True
-
-
-@dataclass(eq=False)
-class _Worker:
-    number: int
-    measured: Measured
-    limits: batches.BatchLimits
-    sequences: Sequences
-    turns: Turns = field(default_factory=Turns)
-    unit: AnyUnit | None = None
-    controls: list[Literal["ping", "unload"]] = field(default_factory=list)
-    costs: Costs = field(default_factory=Costs)
 
 
 @dataclass(frozen=True)
@@ -95,20 +68,14 @@ class Scheduler:
         self.config = config or SchedulerConfig()
         self._threads = threads
         self._admission = Admission(self.config.budgets)
-        self._queues: dict[ServedFlow, WorkQueue] = {
-            "batch": WorkQueue(),
-            "decode": WorkQueue(),
-            "bulk": WorkQueue(),
-        }
+        self._queues: Queues = {"batch": WorkQueue(), "decode": WorkQueue(), "bulk": WorkQueue()}
         self._queued: set[Work] = set()
         """Works that hold a place of the admission."""
         self._deadlines = Deadlines()
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, WorkerState] = {}
         self._back_at: dict[int, float] = {}
         self._arrivals = 0
         self._closed: LaneUnavailable | None = None
-        self._wanting = False
-        """A worker had something to do and got no threads."""
 
     # --- what the shell may ask --------------------------------------------------------------------------------------
 
@@ -136,19 +103,11 @@ class Scheduler:
     def idle(self, worker: int) -> bool:
         """Nothing is with this worker and nothing waits for it (PING belongs here, W10)."""
         it = self._workers.get(worker)
-        return it is not None and it.unit is None and not it.controls and not self._ready(it, math.inf)
+        return it is not None and it.unit is None and not it.controls and not it.ready(self._queues, math.inf)
 
     def expected_s(self, worker: int) -> float:
         """How long the unit with this worker should take, as measured (its deadline is a multiple of it, D15)."""
-        it = self._workers[worker]
-        unit = it.unit
-        if isinstance(unit, BatchUnit):
-            return it.costs.batch_s(unit.n_tokens)
-        if isinstance(unit, DecodeUnit):
-            return it.costs.quantum_s(unit.target_ms)
-        if isinstance(unit, GenerateUnit):
-            return it.costs.answer_s(len(unit.work.prompt), unit.work.max_tokens)
-        return 0.0
+        return self._workers[worker].expected_s()
 
     # --- events from callers -----------------------------------------------------------------------------------------
 
@@ -186,30 +145,14 @@ class Scheduler:
 
     def worker_ready(self, worker: int, measured: Measured, now: float) -> list[Effect]:
         """A worker has loaded the model and can take units."""
-        limits = batches.BatchLimits.of(measured, self.config.shared)
-        costs = Costs(step_ms=measured.decode_step_ms)
-        self._workers[worker] = _Worker(worker, measured, limits, Sequences(measured), costs=costs)
+        self._workers[worker] = WorkerState(worker, measured, self.config)
         self._back_at.pop(worker, None)
         return self._dispatch(now)
 
     def confirm(self, worker: int) -> AnyUnit | None:
         """What is to be sent now: the unit without what was withdrawn since it was formed. None: nothing is left of it,
         and the worker counts as having done it."""
-        it = self._workers[worker]
-        unit = it.unit
-        if isinstance(unit, BatchUnit):
-            kept = [(work, index) for work, index in unit.items if work.state is not State.DONE]
-            unit.items[:] = kept
-            return unit if kept else None
-        if isinstance(unit, DecodeUnit):
-            for start in [start for start in unit.start if start.work.state is State.DONE]:
-                unit.start.remove(start)
-                it.sequences.cancel_start(start)
-            unit.continue_ = [seat for seat in unit.continue_ if not it.sequences.seats[seat].leaving]
-            return unit if unit.start or unit.continue_ or unit.drop or unit.park else None
-        if isinstance(unit, GenerateUnit):
-            return unit if unit.work.state is not State.DONE else None
-        return unit
+        return self._workers[worker].confirm()
 
     def handed_over(self, worker: int) -> list[Effect]:
         """The first byte of its unit is going out: the line between not_admitted and unknown (C3)."""
@@ -269,10 +212,11 @@ class Scheduler:
     def unit_refused(self, worker: int, error: SynapseError, now: float, *, elapsed: float = 0.0) -> list[Effect]:
         """The worker answered ERR, or its answer was not what was asked for: everything in the unit fails; what else is
         resident stays."""
+        works = self._workers[worker].works()
         it, unit, effects = self._finish_unit(worker, elapsed)
         if isinstance(unit, DecodeUnit):
             it.sequences.refused(unit)
-        for work in self._works_in(it, unit):
+        for work in works:
             self._fail(work, error, effects)
         return effects + self._dispatch(now)
 
@@ -288,15 +232,15 @@ class Scheduler:
             if it.unit is not None:
                 self._give_threads(it.unit)
                 if it.unit.handed_over:
-                    for work in self._works_in(it, it.unit):
+                    for work in it.works():
                         self._fail(work, error, effects)
                 else:
-                    self._take_back(it, it.unit)
+                    self._wait_again(it.take_back())
             for resident in it.sequences.works():
                 self._fail(resident, error, effects)
         return effects + self._expire(now) + self._dispatch(now)
 
-    def control(self, worker: int, kind: Literal["ping", "unload"], now: float) -> list[Effect]:
+    def control(self, worker: int, kind: Control, now: float) -> list[Effect]:
         """A step for this worker at its next unit boundary, before anything else."""
         self._workers[worker].controls.append(kind)
         return self._dispatch(now)
@@ -313,7 +257,7 @@ class Scheduler:
         self._closed = reason
         effects: list[Effect] = []
         waiting = {work for queue in self._queues.values() for work in queue}
-        held = [work for it in self._workers.values() for work in [*self._works_in(it, it.unit), *it.sequences.works()]]
+        held = [work for it in self._workers.values() for work in [*it.works(), *it.sequences.works()]]
         for work in sorted({*waiting, *held}, key=lambda work: work.order):
             if work.state is State.QUEUED:
                 if running is not None or not self._in_unit(work):
@@ -364,71 +308,13 @@ class Scheduler:
     def _dispatch(self, now: float) -> list[Effect]:
         """Give every worker that has nothing to do its next unit; then refuse who had to start by now and did not."""
         effects: list[Effect] = []
-        self._wanting = False
-        for it in sorted(self._workers.values(), key=lambda it: (len(it.sequences.works()), it.number)):
-            if it.unit is None:
-                it.unit = self._next_unit(it, now)
-                if it.unit is not None:
-                    effects.append(StartUnit(it.number, it.unit))
-        if self._threads is not None and not self._wanting:
+        workers = sorted(self._workers.values(), key=lambda it: (len(it.sequences.works()), it.number))
+        for it in workers:
+            if it.unit is None and (unit := it.next_unit(self._queues, self._threads, now)) is not None:
+                effects.append(StartUnit(it.number, unit))
+        if self._threads is not None and not any(it.wants_threads for it in workers):
             self._threads.renounce()
         return effects + self._expire(now)
-
-    def _next_unit(self, it: _Worker, now: float) -> AnyUnit | None:
-        if it.controls:
-            return ControlUnit(flow="control", kind=it.controls.pop(0))
-        ready = self._ready(it, now)
-        if not ready:
-            return None
-        flow = it.turns.pick(ready)
-        threads = self._take_threads(it, flow, now)
-        if threads is None:
-            self._wanting = True
-            return None
-        unit = self._form(it, flow, now)
-        if unit is None:
-            if self._threads is not None:
-                self._threads.give(threads)
-            return None
-        unit.threads = threads
-        return unit
-
-    def _ready(self, it: _Worker, now: float) -> set[ServedFlow]:
-        ready: set[ServedFlow] = {flow for flow in ("batch", "bulk") if len(self._queues[flow])}
-        queue = self._queues["decode"]
-        if it.measured.decode:
-            if it.sequences.leaving or it.sequences.runnable or it.sequences.can_start(queue, now):
-                ready.add("decode")
-        elif len(queue):
-            ready.add("decode")
-        return ready
-
-    def _form(self, it: _Worker, flow: ServedFlow, now: float) -> AnyUnit | None:
-        queue = self._queues[flow]
-        if flow == "decode":
-            if it.measured.decode:
-                return it.sequences.quantum(queue, now, self.config.quantum_ms, it.costs.steps(self.config.quantum_ms))
-            work = next(iter(queue))
-            assert isinstance(work, GenerateWork)
-            queue.remove(work)
-            return GenerateUnit(flow="decode", work=work)
-        unit = batches.pack(queue, it.limits, it.costs.token_ms, self.config.unit_ms)
-        if unit is None:
-            return None
-        for work in dict.fromkeys(work for work, _ in unit.items):
-            queue.remove(work)
-            work.turn_over(now)
-            if work.pending:
-                queue.add(work)
-        return unit
-
-    def _take_threads(self, it: _Worker, flow: ServedFlow, now: float) -> int | None:
-        """Threads for a unit; 0 without a share, None if it has to wait for them."""
-        if self._threads is None:
-            return 0
-        most = max(1, it.measured.threads)
-        least = 1 if flow == "decode" and it.measured.decode and it.measured.threads_equal else most
-        return self._threads.take(least, most, now)
 
     def _give_threads(self, unit: AnyUnit) -> None:
         if self._threads is not None and unit.threads:
@@ -479,47 +365,15 @@ class Scheduler:
         self._end(work)
         effects.append(Failed(work, error))
 
-    def _finish_unit(self, worker: int, elapsed: float) -> tuple[_Worker, AnyUnit, list[Effect]]:
-        effects = self.handed_over(worker) if self._must_hand_over(worker) else []
+    def _finish_unit(self, worker: int, elapsed: float) -> tuple[WorkerState, AnyUnit, list[Effect]]:
         it = self._workers[worker]
-        unit = it.unit
-        if unit is None:
-            raise LookupError(f"worker {worker} has no unit")
-        it.unit = None
+        effects = self.handed_over(worker) if it.something_left else []
+        unit = it.finish(elapsed)
         self._give_threads(unit)
-        if unit.flow != "control":
-            it.turns.charge(unit.flow, elapsed)
         return it, unit, effects
 
-    def _must_hand_over(self, worker: int) -> bool:
-        """A unit of which nothing was left by `confirm` is done without having gone out."""
-        unit = self._workers[worker].unit
-        if isinstance(unit, BatchUnit):
-            return bool(unit.items)
-        if isinstance(unit, GenerateUnit):
-            return unit.work.state is not State.DONE
-        return isinstance(unit, DecodeUnit)
-
-    def _works_in(self, it: _Worker, unit: AnyUnit | None) -> list[Work]:
-        """The works that a unit has parts of."""
-        if isinstance(unit, BatchUnit):
-            return list(dict.fromkeys(work for work, _ in unit.items))
-        if isinstance(unit, GenerateUnit):
-            return [unit.work]
-        if isinstance(unit, DecodeUnit):
-            seats = [it.sequences.seats[seat].work for seat in unit.continue_]
-            return [*(start.work for start in unit.start), *(work for work in seats if work is not None)]
-        return []
-
-    def _take_back(self, it: _Worker, unit: AnyUnit) -> None:
-        """The unit never went out: its works wait again, who has not started where it was."""
-        works = self._works_in(it, unit)
-        if isinstance(unit, BatchUnit):
-            batches.unpack(unit)
-        elif isinstance(unit, DecodeUnit):
-            works = [start.work for start in unit.start]
-            for start in unit.start:
-                it.sequences.cancel_start(start)
+    def _wait_again(self, works: list[Work]) -> None:
+        """Their unit never went out: they go back into the queue, who has not started to where it was."""
         for work in works:
             if work.state is State.DONE:
                 continue
@@ -527,11 +381,11 @@ class Scheduler:
             if work in queue:
                 queue.remove(work)
             if work.state is State.QUEUED:
-                work.key = work.arrived + (AGE_S if work.max_queue is None else work.max_queue)
+                work.turn_over(work.arrived)
                 self._deadlines.add(work)
             queue.add(work)
 
-    def _progressed(self, it: _Worker, one: SequenceProgress, now: float, effects: list[Effect]) -> None:
+    def _progressed(self, it: WorkerState, one: SequenceProgress, now: float, effects: list[Effect]) -> None:
         work = it.sequences.advance(one, now)
         if work is None or work.state is State.DONE:
             return
