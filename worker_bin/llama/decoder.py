@@ -231,14 +231,16 @@ class Decoder:
     def _step(self, running: Seq[Sequence], budget: int) -> None:
         """One engine call: the next token of each sequence that generates, and prompt tokens up to `budget`.
 
-        Prompts take what the generating sequences leave, in the order of `running`: those never wait for them.
+        Prompts share what the generating sequences leave: those never wait for a prompt. Each gets an equal part, and
+        what short ones do not need goes to the longer ones, so that a short prompt never waits for a long one to end.
         """
         began = time.perf_counter()
         work: list[tuple[Sequence, int]] = [(sequence, 1) for sequence in running if not sequence.prefilling]
         left = min(self._context.batch.capacity, max(budget, len(work) + _MIN_CHUNK)) - len(work)
-        for sequence in running:
-            if sequence.prefilling and left > 0:
-                n = min(left, sequence.n_prompt - sequence.n_past)
+        prompts = sorted((s for s in running if s.prefilling), key=lambda s: s.n_prompt - s.n_past)
+        for position, sequence in enumerate(prompts):
+            n = min(sequence.n_prompt - sequence.n_past, -(-left // (len(prompts) - position)))
+            if n > 0:
                 work.append((sequence, n))
                 left -= n
         work.sort(key=lambda item: self._streams.of(item[0].place))  # the engine joins neighbours, in order
