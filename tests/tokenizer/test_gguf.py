@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fuzz.gguf import mutate, outcome
+from fuzz.gguf_header import generate, outcome
 from synapse.artifacts.gguf import ArtifactInvalid, Header, parse_header, read_header
 from tests import models
 from tests.tokenizer.gguf_bytes import (
@@ -237,5 +237,5 @@ def test_twenty_thousand_mutated_headers() -> None:
     """Bits, bytes, lengths, cuts: only the errors that are named come of them, of the header and of the vocabulary."""
     rng, seen = random.Random(11), collections.Counter[str]()
     for _ in range(20_000):
-        seen[outcome(mutate(rng))] += 1
+        seen[outcome(generate(rng))] += 1
     assert all(seen[reached] > 100 for reached in ("refused", "header", "vocabulary", "recipe")), seen
