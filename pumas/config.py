@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from pumas.config_upstream import Positive, Upstream, check_upstream
 from pumas.contract.names import check_model_name, check_profile_name
 from pumas.http.config import HttpConfig
 from synapse.limits import Limits
@@ -39,7 +40,6 @@ class ConfigError(UserError):
 
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class Server(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -121,25 +121,6 @@ class Model(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=Tru
         return self.name if self.name is not None else Path(self.path).stem
 
 
-class Upstream(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """Another server whose models are served here."""
-
-    name: str
-    """The alias that clients send."""
-    kind: Literal["llama-server", "ollama", "openai"]
-    """Which protocol and habits the server has."""
-    url: str
-    """Its base URL: http://, https://, or unix: and a socket's path."""
-    model: str | None = None
-    """The name it knows the model by. Default: `name`."""
-    profile: str = "default"
-    """As for models."""
-    capabilities: tuple[str, ...] = ()
-    """Where the server does not say what it can: the contract's names of capabilities."""
-    api_key_file: str | None = None
-    """File with the key that is sent to it, mode 0600."""
-
-
 class Config(msgspec.Struct, kw_only=True, frozen=True):
     """Everything `pumas serve` needs to know. Paths are absolute."""
 
@@ -169,7 +150,7 @@ _PATHS = {
     "server": ("unix_socket", "api_key_file", "tls_certificate", "tls_key"),
     "synapse": ("runtime_dir", "state_dir", "cache_dir"),
     "model": ("path",),
-    "upstream": ("api_key_file",),
+    "upstream": ("api_key_file", "path", "mmproj"),
 }
 
 
@@ -206,6 +187,8 @@ def parse_config(data: dict[str, Any], base: Path) -> Config:
                 for key in keys:
                     if key in table:
                         table[key] = _absolute(table[key], base)
+                if section == "upstream":
+                    _absolute_places(table, base)
     try:
         file = msgspec.convert(data, _File)
     except msgspec.ValidationError as error:
@@ -229,13 +212,9 @@ def check_config(config: Config) -> None:
     Raises: ConfigError.
     """
     for model in config.models:
-        path = Path(model.path)
-        if path.is_dir():
-            raise ConfigError(f"{path} is a directory; name the model file in it")
-        if not path.exists():
-            raise ConfigError(f"{path}: no such file; check the path of model {model.alias}")
-        if not os.access(path, os.R_OK):
-            raise ConfigError(f"{path}: may not be read; check its permissions")
+        _check_file(model.path, f"the path of model {model.alias}")
+    for upstream in config.upstreams:
+        _check_upstream(upstream)
     seen: set[tuple[str, str]] = set()
     for alias, profile in [(m.alias, m.profile) for m in config.models] + [
         (u.name, u.profile) for u in config.upstreams
@@ -253,6 +232,27 @@ def check_config(config: Config) -> None:
         raise ConfigError("server.tls_certificate and server.tls_key belong together; give both or none")
     if not server.tcp and server.unix_socket is None:
         raise ConfigError("server.tcp is false and there is no server.unix_socket; nothing would listen")
+
+
+def _check_file(name: str, what: str) -> None:
+    path = Path(name)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory; name the model file in it")
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file; check {what}")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"{path}: may not be read; check its permissions")
+
+
+def _check_upstream(upstream: Upstream) -> None:
+    where = f"upstream {upstream.name}"
+    try:
+        check_upstream(upstream)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    for key in ("path", "mmproj"):
+        if (name := getattr(upstream, key)) is not None:
+            _check_file(name, f"{key} of {where}")
 
 
 def read_api_key(config: Config, environ: dict[str, str] | None = None) -> str | None:
@@ -332,6 +332,15 @@ def _absolute(value: Any, base: Path) -> Any:
     if isinstance(value, list):
         return [_absolute(item, base) for item in value]
     return value
+
+
+def _absolute_places(table: dict[str, Any], base: Path) -> None:
+    """An upstream's socket, and its program where that is a path and no name to be looked up."""
+    url, program = table.get("url"), table.get("program")
+    if isinstance(url, str) and url.startswith("unix:"):
+        table["url"] = f"unix:{_absolute(url.removeprefix('unix:'), base)}"
+    if isinstance(program, str) and os.sep in program:
+        table["program"] = _absolute(program, base)
 
 
 def _readable(error: msgspec.ValidationError) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
-from pumas import config
+from pumas import config, config_upstream
 from pumas.http.config import HttpConfig
 from synapse.limits import Limits
 
@@ -43,7 +43,7 @@ def render() -> str:
         ("[server]", config.Server),
         ("[synapse]", config.Synapse),
         ("[[model]]", config.Model),
-        ("[[upstream]]", config.Upstream),
+        ("[[upstream]]", config_upstream.Upstream),
     ):
         parts.append(f"## {title}\n\n{inspect.getdoc(owner)}\n\n{_table([owner])}")
     parts.append(

@@ -60,12 +60,12 @@ def profile_of(model: Model) -> Profile:
     )
 
 
-async def load_models(config: Config, supervisor: Supervisor, served: Served, report: Report) -> int:
-    """Start every configured model, at once, and wait until each is loaded or has failed (D7).
+Lanes = list[tuple[Model, Lane]]
 
-    A failure is reported and leaves the others served. Returns how many are loaded. Blocks for as long as that takes.
-    """
-    lanes: list[tuple[Model, Lane]] = []
+
+async def start_models(config: Config, supervisor: Supervisor, served: Served, report: Report) -> Lanes:
+    """Begin to load every configured model and serve it: it waits for none."""
+    lanes: Lanes = []
     for model in config.models:
         size = (await trio.Path(model.path).stat()).st_size
         report(f"loading {model.alias} ({model.path}, {size / 1e6:.0f} MB)")
@@ -73,6 +73,14 @@ async def load_models(config: Config, supervisor: Supervisor, served: Served, re
         provider = SynapseProvider(model.alias, model.profile, lane, supervisor, config.limits.max_queue_s)
         served.add(model.alias, model.profile, provider)
         lanes.append((model, lane))
+    return lanes
+
+
+async def wait_for_models(lanes: Lanes, report: Report) -> int:
+    """Wait until each is loaded or has failed (D7). A failure is reported and leaves the others served.
+
+    Returns how many are loaded. Blocks for as long as that takes.
+    """
     async with trio.open_nursery() as nursery:
         for model, lane in lanes:
             nursery.start_soon(_watch, model, lane, report)

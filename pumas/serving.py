@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from pumas.config import Config, UserError
 from pumas.contract.descriptors import Available, ServedModel
 from pumas.http.listen import Listening
 from pumas.http.serve import serve
-from pumas.served import Served, load_models
-from synapse import Supervisor, SupervisorConfig, open_supervisor
+from pumas.served import Lanes, Served, start_models, wait_for_models
+from pumas.upstreams import Started, connect_upstreams, start_upstreams, wait_for_upstreams
+from synapse import SupervisorConfig, open_supervisor
 
 
 class StartError(UserError):
@@ -38,10 +40,13 @@ def run_gateway(config: Config, api_key: str | None) -> int:
     Raises: HttpSetupError, SynapseError, StartError.
     """
     log.install()
+    log.start()
     try:
         trio.run(_until_signal, config, api_key)
     except BaseExceptionGroup as group:
         raise first_of(group) from None
+    finally:
+        log.stop()
     return 0
 
 
@@ -82,26 +87,42 @@ async def _serve(config: Config, api_key: str | None, stop: trio.Event) -> None:
     """Everything between the first line and the last; when it returns, all of it is gone."""
     served = Served()
     app = build_app(served, config, api_key)
-    async with open_supervisor(_supervisor_config(config)) as supervisor, trio.open_nursery() as nursery:
-        listening = await nursery.start(partial(serve, app, config.http, shutdown=stop))
-        loaded = await _load(config, supervisor, served, stop)
-        if stop.is_set():
-            return
-        waiting = any(model.load_state == "quarantined" for model in served.snapshots())  # `pumas probe` needs us
-        if not loaded and not waiting and not config.upstreams:
-            raise StartError("no model could be loaded; the lines above say why")
-        _announce(listening, served)
-        await stop.wait()
+    clients = connect_upstreams(config)
+    with ExitStack() as places:
+        async with open_supervisor(_supervisor_config(config)) as supervisor, trio.open_nursery() as nursery:
+            listening = await nursery.start(partial(serve, app, config.http, shutdown=stop))
+            async with _until_left() as watchers:
+                lanes = await start_models(config, supervisor, served, say)
+                upstreams = start_upstreams(config, clients, supervisor, served, watchers, places, say)
+                loaded = await _load(lanes, upstreams, stop)
+                if stop.is_set():
+                    return
+                # `pumas probe` needs us where a model is quarantined.
+                waiting = any(model.load_state == "quarantined" for model in served.snapshots())
+                if not loaded and not waiting:
+                    raise StartError("no model could be loaded; the lines above say why")
+                _announce(listening, served)
+                await stop.wait()
 
 
-async def _load(config: Config, supervisor: Supervisor, served: Served, stop: trio.Event) -> int:
+@asynccontextmanager
+async def _until_left() -> AsyncIterator[trio.Nursery]:
+    """A nursery for tasks that end with the block."""
+    async with trio.open_nursery() as nursery:
+        try:
+            yield nursery
+        finally:
+            nursery.cancel_scope.cancel()
+
+
+async def _load(lanes: Lanes, upstreams: Started, stop: trio.Event) -> int:
     """How many models can be served; a signal ends the loading."""
     loaded = 0
     async with trio.open_nursery() as nursery:
 
         async def load() -> None:
             nonlocal loaded
-            loaded = await load_models(config, supervisor, served, say)
+            loaded = await wait_for_models(lanes, say) + await wait_for_upstreams(upstreams, say)
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(load)

@@ -97,6 +97,10 @@ class ManagedServer:
             self._probe.set()
         await self.ready()
 
+    async def changed(self) -> None:
+        """Wait for the next change of its state."""
+        await self._settled.wait()
+
     async def gone(self, generation: int) -> None:
         """Wait until the process of this generation is gone. Blocks for ever while it lives: bound it."""
         while self.pid is not None and self.generation == generation:
@@ -215,5 +219,7 @@ class ManagedServer:
             return None
         if isinstance(self._failure, LaneUnavailable):
             return self._failure
-        reason = "model_loading" if self.state == "loading" else "runtime_unavailable"
+        reason = "runtime_unavailable"
+        if self.state == "loading":
+            reason = "model_loading" if self.last_crash is None else "model_restarting"
         return LaneUnavailable(reason, self.error or f"{self.spec.name} is {self.state}", 1.0)

@@ -90,6 +90,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     streaming: bool = True
     """Where the capability streams at all."""
     deterministic: bool | None = None
+    without: tuple[str, ...] = ()
+    """Input modalities of the protocol that the adapter cannot carry."""
 
 
 def capabilities(
@@ -108,7 +110,7 @@ def capabilities(
 
 def _capability(name: str, declared: set[str], offer: Offer) -> Capability:
     protocol = PROTOCOLS[name]
-    carried = tuple(modality for modality in protocol.inputs if modality in declared)
+    carried = tuple(m for m in protocol.inputs if m in declared and m not in offer.without)
     formats = tuple(word for word, needs in protocol.formats.items() if not needs or not declared or needs in declared)
     reason, bounds = offer.reason, offer.bounds
     if not declared and reason is None:  # the runtime has not answered, so nothing can be had (contract, Modalities)

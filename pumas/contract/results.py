@@ -19,6 +19,8 @@ from pumas.contract.errors import ContractError
 from pumas.contract.limits import CONTRACT_VERSION, MAX_RESPONSE_BYTES
 
 FINISH_REASONS = ("stop", "length", "content_filter")
+PROBABILITY_TOLERANCE = 1e-3
+"""How far the probabilities of one question may be from 1 in sum: up to 255 options, each of some rounded decimals."""
 
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,10 +240,15 @@ def _check_probabilities(given: Any, criteria: Any, name: str) -> None:
         raise invalid_result(f"the answer to {name!r} does not give one probability for each option")
     if named and isinstance(criteria, dict) and set(given) != set(criteria):
         raise invalid_result(f"the answer to {name!r} names other options")
+    total = 0.0
     for value in given.values() if isinstance(given, dict) else given:
-        _probability(value, name)
+        total += _probability(value, name)
+    if abs(total - 1) > PROBABILITY_TOLERANCE:
+        raise invalid_result(f"the probabilities of {name!r} sum to {total:.6g}, not to 1")
 
 
-def _probability(value: object, name: str) -> None:
-    if not -1e-6 <= _finite(value, f"a probability of {name!r}") <= 1 + 1e-6:
+def _probability(value: object, name: str) -> float:
+    probability = _finite(value, f"a probability of {name!r}")
+    if not -1e-6 <= probability <= 1 + 1e-6:
         raise invalid_result(f"a probability of {name!r} is outside [0, 1]")
+    return probability

@@ -32,6 +32,9 @@ class Forwarded(Protocol):
 
     status: int
     content_type: str
+    retry_after: str | None
+    is_stream: bool
+    """An event stream is passed on as it comes; anything else is read whole before the answer begins."""
 
     def chunks(self) -> AsyncIterator[bytes]:
         """The body's bytes; use under aclosing. Raises ContractError (transport_lost, response_limit)."""

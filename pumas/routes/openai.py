@@ -15,7 +15,7 @@ from pumas.contract.errors import ContractError
 from pumas.contract.resolve import check_count, check_number, check_text_words
 from pumas.contract.results import bounded
 from pumas.http.exchange import AsgiApp, Receive, Scope, Send
-from pumas.http.stream import EventStream
+from pumas.http.stream import Answer, EventStream
 from pumas.openai.answers import Head
 from pumas.openai.chat import parse_chat
 from pumas.openai.completions import parse_completion
@@ -101,8 +101,6 @@ class OpenAi:
         body, data = await read_json(receive)
         served, provider = addressed(self._registry, data)
         scope["state"]["log"] = {"model": served.model}
-        if "profile" in data:  # ours, not the public API's
-            body = msgspec.json.encode({name: value for name, value in data.items() if name != "profile"})
         forwarded = provider.forward(route, body)
         return data, served, provider, None if forwarded is None else _Passed(forwarded)
 
@@ -115,8 +113,15 @@ class _Passed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._forwarded as upstream:
-            pieces = _pieces(upstream)
-            answer = EventStream(pieces, status=upstream.status, content_type=upstream.content_type, keep_alive_s=None)
+            status, kind = upstream.status, upstream.content_type
+            headers = [] if upstream.retry_after is None else [(b"retry-after", upstream.retry_after.encode("latin-1"))]
+            answer: AsgiApp
+            if upstream.is_stream:
+                pieces = _pieces(upstream)
+                answer = EventStream(pieces, status=status, headers=headers, content_type=kind, keep_alive_s=None)
+            else:
+                body = b"".join([piece async for piece in _pieces(upstream)])
+                answer = Answer(body, status=status, headers=headers, content_type=kind)
             await answer(scope, receive, send)
 
 

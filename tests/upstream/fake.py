@@ -117,7 +117,8 @@ async def provider(
     upstream = Upstream("fake", server.url, key=key)
     made = UpstreamProvider("here", "default", kind, upstream, name=name, recorded=tuple(recorded))
     async with trio.open_nursery() as nursery:
-        await nursery.start(made.watch)
+        nursery.start_soon(made.watch)
+        await made.settled()
         yield made
         nursery.cancel_scope.cancel()
 

@@ -16,7 +16,7 @@ import trio
 from pumas.contract.errors import ContractError
 from pumas.operations import Embed, GenerateText, Message, Rerank, TextOptions
 from pumas.providers.synapse import SynapseProvider
-from pumas.providers.upstream.managed import ServerOptions, private_socket, start_server
+from pumas.providers.upstream.managed import ManagedLlama, ServerOptions, private_socket
 from pumas.providers.upstream.provider import UpstreamProvider
 from synapse import Limits, Profile, Quarantined, SetupError, Supervisor, SupervisorConfig, open_supervisor
 from synapse.server import ManagedServer
@@ -39,13 +39,14 @@ async def served(
     """A managed llama-server that is ready, and its provider."""
     async with AsyncExitStack() as stack:
         socket = stack.enter_context(private_socket())
-        upstream, server, recorded = await start_server(owner, "model", options, socket, wanted)
-        made = UpstreamProvider("model", "default", "llama-server", upstream, recorded=recorded, server=server)
-        with trio.fail_after(BOUND_S):
-            await server.ready()
+        managed = ManagedLlama(owner, "model", options, socket, wanted)
+        made = UpstreamProvider("model", "default", "llama-server", managed.upstream, managed=managed)
         nursery = await stack.enter_async_context(trio.open_nursery())
-        await nursery.start(made.watch)
-        yield made, server
+        with trio.fail_after(BOUND_S):
+            nursery.start_soon(made.watch)
+            assert await made.settled() is None
+        assert managed.server is not None
+        yield made, managed.server
         nursery.cancel_scope.cancel()
 
 
@@ -110,8 +111,11 @@ async def test_a_reranker_without_a_head_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "headless.gguf"
     tiny_reranker(path, head="none")
     async with supervisor(tmp_path) as owner:
-        with private_socket() as socket, pytest.raises(SetupError, match="ranking head"):
-            await start_server(owner, "m", ServerOptions(path=str(path)), socket, ("rerank",))
+        with private_socket() as socket:
+            managed = ManagedLlama(owner, "m", ServerOptions(path=str(path)), socket, ("rerank",))
+            await managed.start()
+            with pytest.raises(SetupError, match="ranking head"):
+                await managed.ready()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -155,15 +159,18 @@ async def test_one_that_dies_at_each_start_is_quarantined_until_it_is_probed(tmp
     async with supervisor(tmp_path, backoff_first_s=0.01) as owner:
         with private_socket() as socket:
             options = ServerOptions(path=str(path), program=str(program))
-            _, server, _ = await start_server(owner, "m", options, socket, ())
+            managed = ManagedLlama(owner, "m", options, socket)
             with trio.fail_after(BOUND_S):
+                await managed.start()
+                server = managed.server
+                assert server is not None
                 with pytest.raises(Quarantined) as caught:
-                    await server.ready()
+                    await managed.ready()
                 assert caught.value.crashes == 3
                 assert server.generation == 3
                 assert server.last_crash is not None
                 assert server.last_crash.exit_status == 3
                 assert "no device" in server.last_crash.log_tail
                 with pytest.raises(Quarantined):
-                    await server.probe()
+                    await managed.probe()
                 assert server.generation == 6

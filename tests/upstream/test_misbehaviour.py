@@ -162,7 +162,7 @@ async def test_one_that_never_ends_is_left_by_cancelling_and_released() -> None:
 
 async def test_one_that_cannot_be_reached_is_not_admitted() -> None:
     async with fake() as server, provider(server) as made:
-        made._upstream._port = 1
+        made._upstream._address = made._upstream._address._replace(port=1)
         error = await failure(lambda: generate(made))
     assert (error.code, error.outcome) == ("capability_unavailable", "not_admitted")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from pumas.contract.errors import invalid
 from pumas.operations import (
     AudioPart,
     Decide,
@@ -138,17 +139,28 @@ def rerank(operation: Rerank, model: str) -> tuple[bytes, bytes]:
 
 
 def decide(operation: Decide, model: str) -> tuple[bytes, bytes]:
-    """(path, body) of llama-server's /v1/systemone."""
+    """(path, body) of llama-server's /v1/systemone, which takes no audio. Raises: ContractError, invalid_request."""
+    _refuse_images_in(operation.state)
     body: dict[str, Any] = {"model": model, "state": operation.state, "questions": operation.questions}
     if operation.images:
         body["images"] = [data_url(image) for image in operation.images]
-    if operation.audio:
-        body["audio"] = [f"data:audio/wav;base64,{base64.b64encode(wav(clip)).decode()}" for clip in operation.audio]
     return b"/v1/systemone", msgspec.json.encode(body)
 
 
-def with_model(body: bytes, model: str) -> bytes:
-    """An OpenAI route's body with the upstream's name for the model; everything else stays (D13)."""
+def _refuse_images_in(state: Any) -> None:
+    """The server takes images out of a state that looks like chat messages; they would pass the contract's bounds."""
+    messages = state.get("messages") if isinstance(state, dict) else state
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") == "image_url":
+                raise invalid("images belong in `images`, not in the messages of `state`", "input.state")
+
+
+def forwarded(route: str, body: bytes, model: str) -> tuple[bytes, bytes]:
+    """(path, body) of an OpenAI route's request with the upstream's name for the model and without `profile`, which is
+    ours; every other value stays as it was written (D13)."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    fields.pop("profile", None)
     fields["model"] = msgspec.Raw(msgspec.json.encode(model))
-    return msgspec.json.encode(fields)
+    return route.encode(), msgspec.json.encode(fields)

@@ -10,12 +10,12 @@ import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpcore2
 import trio
 
 from pumas.contract.errors import ContractError
+from pumas.providers.upstream.url import parse_url
 
 CONNECT_S = 10.0
 """Seconds for connecting, TLS included: the only bound on an upstream's time."""
@@ -23,8 +23,6 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 """Cumulative bound of a response (contract, Model operations)."""
 MAX_HEADER_BYTES = 256 * 1024
 """All that may come before a response's headers are complete, interim responses included."""
-MAX_REASON_CHARS = 1000
-"""How much of a provider's own reason reaches the caller."""
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
@@ -99,10 +97,10 @@ class UpstreamResponse:
     def __init__(self, response: httpcore2.Response, failure: _Failure) -> None:
         self._response, self._failure = response, failure
         self.status: int = response.status
-        self.content_type = ""
-        for name, value in response.headers:
-            if name.lower() == b"content-type":
-                self.content_type = value.decode("latin-1")
+        found = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+        self.content_type = found.get(b"content-type", "")
+        self.retry_after = found.get(b"retry-after")
+        self.is_stream = self.content_type.lower().startswith("text/event-stream")
 
     async def chunks(self, limit: int = MAX_BODY_BYTES) -> AsyncGenerator[bytes, None]:
         """The body's pieces as they come; use under aclosing. Blocks without a deadline.
@@ -164,17 +162,10 @@ class Upstream:
     ) -> None:
         """Raises ValueError for a URL that cannot be used."""
         self.provider = provider
-        self._uds: str | None = None
-        if url.startswith("unix:"):
-            self._uds, url = url.removeprefix("unix:"), "http://localhost"
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"an upstream's url begins with http://, https:// or unix:, not {url!r}")
-        if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("an upstream's url holds no credentials, query or fragment: use `key`")
-        self._scheme, self._prefix = parts.scheme, parts.path.rstrip("/")
-        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-        self._ssl = ssl_context or (httpcore2.default_ssl_context() if parts.scheme == "https" else None)
+        self._address = parse_url(url)
+        self._ssl = ssl_context or (httpcore2.default_ssl_context() if self._address.scheme == "https" else None)
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ValueError("a key is printable ASCII")
         self._authorization = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
     @asynccontextmanager
@@ -189,15 +180,17 @@ class Upstream:
         """
         exchange = _Exchange()
         failure = _Failure(self.provider, exchange)
+        address = self._address
+        scheme, host = address.scheme.encode(), address.host.encode()
         connection = httpcore2.AsyncHTTPConnection(
-            origin=httpcore2.Origin(self._scheme.encode(), self._host.encode("idna"), self._port),
+            origin=httpcore2.Origin(scheme, host, address.port),
             ssl_context=self._ssl,
-            uds=self._uds,
+            uds=address.socket,
             network_backend=exchange,
             keepalive_expiry=0.0,
         )
         fixed = [
-            (b"host", self._netloc()),
+            (b"host", address.netloc),
             (b"accept-encoding", b"identity"),
             (b"connection", b"close"),
             *self._authorization,
@@ -207,12 +200,7 @@ class Upstream:
             fixed += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         request = httpcore2.Request(
             method,
-            httpcore2.URL(
-                scheme=self._scheme,
-                host=self._host.encode("idna"),
-                port=self._port,
-                target=self._prefix.encode() + path,
-            ),
+            httpcore2.URL(scheme=scheme, host=host, port=address.port, target=address.prefix.encode() + path),
             headers=fixed,
             content=body,
             extensions={"timeout": {"connect": CONNECT_S, "read": None, "write": None, "pool": None}},
@@ -237,7 +225,3 @@ class Upstream:
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
                 await connection.aclose()
-
-    def _netloc(self) -> bytes:
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{self._port}".encode("idna")

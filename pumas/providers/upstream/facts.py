@@ -49,6 +49,13 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     recorded: tuple[str, ...] = ()
     """Capabilities that the server or the configuration records; empty: described by its runtime."""
     dimensions: int | None = None
+    fingerprint: str = ""
+    """What tells this model from another of the same name, where the server says it."""
+
+    def is_same(self, other: Observed) -> bool:
+        """Whether both are one model: by name, and by fingerprint where both times the server gave one."""
+        known = self.fingerprint and other.fingerprint
+        return self.name == other.name and (not known or self.fingerprint == other.fingerprint)
 
 
 def offered(kind: Kind, observed: Observed) -> tuple[str, ...]:
@@ -89,7 +96,7 @@ def descriptors(kind: Kind, observed: Observed | None, reason: str | None) -> tu
         "text_embedding": vectors,
         "multimodal_embedding": vectors,
         "rerank": Offer(reason=reason, bounds=count),
-        "decision": Offer(reason=reason),
+        "decision": Offer(reason=reason, without=("audio",)),
     }
     otherwise = MISMATCH if names else "unknown_model_task"
     return capabilities(observed.inputs, {n: offers[n] for n in names}, otherwise=otherwise)

@@ -15,11 +15,13 @@ import trio
 
 from pumas.contract.errors import ContractError
 from pumas.providers.upstream.client import Upstream
-from synapse import SetupError, Supervisor
+from synapse import LaneUnavailable, SetupError, Supervisor, SynapseError
 from synapse.policy.budget import key_of
 from synapse.server import ManagedServer, ServerSpec
 from synapse.wire.messages import ModelInfo
 
+MAX_MICRO_BATCH = 8192
+"""Tokens of one micro-batch at most: its buffers grow with it."""
 RECORDED = {"embed": ("text_embedding",), "rerank": ("rerank",), "generate": ()}
 """The task that a model's file records, as capabilities; a generating model is described by its runtime."""
 
@@ -67,9 +69,11 @@ def arguments(options: ServerOptions, info: ModelInfo, socket: str, alias: str) 
         made += ["--threads", str(options.threads)]
     if options.mmproj:
         made += ["--mmproj", options.mmproj]
-    if info.role != "generate":
-        # An encoder takes a text, or a query with its document, in one micro-batch.
-        made += ["--embeddings" if info.role == "embed" else "--reranking", "--ubatch-size", str(context)]
+    if info.role != "generate" or info.decision:
+        # An encoder takes a text, a query with its document, or a whole decision in one micro-batch.
+        made += ["--ubatch-size", str(min(context, MAX_MICRO_BATCH))]
+    if info.role != "generate" and not info.decision:
+        made += ["--embeddings" if info.role == "embed" else "--reranking"]
     return [*made, *options.arguments]
 
 
@@ -87,49 +91,107 @@ def check_role(info: ModelInfo, wanted: Sequence[str]) -> None:
         raise SetupError("the model has no ranking head (cls.output.weight): its scores would mean nothing")
 
 
-def server_spec(
-    alias: str, options: ServerOptions, info: ModelInfo, program: Sequence[str], socket: str, upstream: Upstream
-) -> ServerSpec:
-    """What synapse supervises: readiness and health are llama-server's own `/health`."""
+class ManagedLlama:
+    """A llama-server of ours, from the file to the supervised program.
 
-    async def answers() -> bool:
-        try:
-            async with upstream.request(b"GET", b"/health") as response:
-                await response.read(65536)
-                return response.status == 200
-        except ContractError:
+    Attributes:
+        upstream: the client of its socket.
+        recorded: the capabilities that the configuration or the file records; empty until it was read.
+        server: its supervision, once the file was read.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        alias: str,
+        options: ServerOptions,
+        socket: str,
+        wanted: Sequence[str] = (),
+    ) -> None:
+        self._supervisor, self._options, self._socket = supervisor, options, socket
+        self._alias, self._wanted = alias, tuple(wanted)
+        self.upstream = Upstream("llama.cpp", f"unix:{socket}")
+        self.recorded = self._wanted
+        self.server: ManagedServer | None = None
+        self.failure: SynapseError | None = None
+        self._starting = trio.Lock()
+        self._told = trio.Event()
+
+    async def start(self) -> None:
+        """Read the file's header and begin to run the program; it boots while the caller goes on.
+
+        Never raises for what is wrong with file or program: that is `failure`, and `probe` tries again.
+        """
+        async with self._starting:
+            if self.server is not None:
+                return
+            self.failure = None
+            try:
+                program = find_program(self._options.program)
+                info = await self._supervisor.text.ingest(self._options.path, header_only=True)
+                check_role(info, self._wanted)
+                self.recorded = self._wanted or (() if info.decision else RECORDED[info.role])
+                self.server = self._supervisor.serve(self._spec(info, program))
+            except (SynapseError, OSError) as error:
+                self.failure = error if isinstance(error, SynapseError) else SetupError(str(error))
+            told, self._told = self._told, trio.Event()
+            told.set()
+
+    def unavailable(self) -> LaneUnavailable | None:
+        """Why it takes no requests now; None: it does."""
+        if self.server is not None:
+            return self.server.unavailable()
+        if self.failure is not None:
+            return LaneUnavailable("runtime_unavailable", str(self.failure))
+        return LaneUnavailable("model_loading", f"{self._alias} is loading", 1.0)
+
+    async def changed(self) -> None:
+        """Wait until `unavailable` may say something else."""
+        if self.server is None:
+            await self._told.wait()
+        else:
+            await self.server.changed()
+
+    async def ready(self) -> None:
+        """Wait until it takes requests. Raises what keeps it from that: SynapseError."""
+        while (gone := self.unavailable()) is not None:
+            if gone.retry_after is None:
+                raise self.failure or gone
+            await self.changed()
+
+    async def probe(self) -> None:
+        """Try a failed or quarantined one again, on purpose; waits as `ready` does. Raises OSError too."""
+        await self.start()
+        if self.server is not None:
+            await self.server.probe()
+        await self.ready()
+
+    def _spec(self, info: ModelInfo, program: Sequence[str]) -> ServerSpec:
+        """What synapse supervises: readiness and health are llama-server's own `/health`."""
+        upstream, options = self.upstream, self._options
+
+        async def answers() -> bool:
+            try:
+                async with upstream.request(b"GET", b"/health") as response:
+                    await response.read(65536)
+                    return response.status == 200
+            except ContractError:
+                return False
+
+        async def ready() -> bool:
+            with trio.move_on_after(1.0):
+                return await answers()
             return False
 
-    async def ready() -> bool:
-        with trio.move_on_after(1.0):
-            return await answers()
-        return False
-
-    argv = arguments(options, info, socket, alias)
-    config = {"argv": "\n".join([*program, *argv]).replace(socket, "SOCKET")}
-    return ServerSpec(
-        name=alias,
-        key=key_of(info.digest, config),
-        argv=[*program, *argv],
-        ready=ready,
-        healthy=answers,
-        size=info.size,
-        socket=socket,
-    )
-
-
-async def start_server(
-    supervisor: Supervisor, alias: str, options: ServerOptions, socket: str, wanted: Sequence[str]
-) -> tuple[Upstream, ManagedServer, tuple[str, ...]]:
-    """Begin to run a llama-server; it boots while the caller goes on.
-
-    Returns (its client, its supervision, the capabilities that the model's file records).
-
-    Raises: SetupError, InvalidInput.
-    """
-    program = find_program(options.program)
-    info = await supervisor.text.ingest(options.path)
-    check_role(info, wanted)
-    upstream = Upstream("llama.cpp", f"unix:{socket}")
-    spec = server_spec(alias, options, info, program, socket, upstream)
-    return upstream, supervisor.serve(spec), tuple(wanted) or RECORDED[info.role]
+        argv = [*program, *arguments(options, info, self._socket, self._alias)]
+        # What runs, whatever the file's place and the socket's are called (W9).
+        config = {"argv": "\n".join(argv).replace(self._socket, "SOCKET").replace(options.path, "MODEL")}
+        return ServerSpec(
+            name=self._alias,
+            key=key_of(info.digest, config),
+            argv=argv,
+            ready=ready,
+            healthy=answers,
+            size=info.size,
+            socket=self._socket,
+        )

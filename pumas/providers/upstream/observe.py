@@ -1,13 +1,15 @@
 """How each kind of server is asked what a model is. One function a kind; each raises ContractError.
 
 Sources: llama-server's README ("GET /props", "GET /v1/models", "Using multiple models"); Ollama's API documentation
-("List Local Models", "Show Model Information", "List Running Models"); the OpenAI API ("List models").
+("List Local Models", "Show Model Information",
+"List Running Models"); the OpenAI API ("List models").
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -20,8 +22,19 @@ from pumas.providers.upstream.results import decode, refusal
 
 ABOUT_MAX_BYTES = 4 * 1024 * 1024
 """How much a server may say about its models."""
-Observer = Callable[[Upstream, str, tuple[str, ...]], Awaitable[Observed]]
-"""(server, the model's name there, capabilities that the configuration records) → what it is."""
+
+
+class Wanted(NamedTuple):
+    """The model that is meant."""
+
+    name: str
+    """Its name there."""
+    exact: bool = True
+    """False: nobody named it; the only model of a dedicated server will do."""
+
+
+Observer = Callable[[Upstream, Wanted, tuple[str, ...]], Awaitable[Observed]]
+"""(server, model, capabilities that the configuration records) → what it is."""
 
 
 async def ask(upstream: Upstream, method: bytes, path: bytes, type_: type[Any], body: bytes | None = None) -> Any:
@@ -69,16 +82,17 @@ class _Props(msgspec.Struct):
     modalities: dict[str, bool] = {}
 
 
-async def observe_llama_server(upstream: Upstream, name: str, recorded: tuple[str, ...]) -> Observed:
+async def observe_llama_server(upstream: Upstream, wanted: Wanted, recorded: tuple[str, ...]) -> Observed:
     """`/v1/models` says which models there are and what they take; `/props` the window of a slot.
 
     A dedicated server (no model has a `status`) answers whatever name a request gives: so its one model must be the
-    one that is meant, or the only one. A router's unloaded model is described without loading it.
+    one that is meant, unless nobody named one. A router's unloaded model is described without loading it.
     """
+    name = wanted.name
     models = (await ask(upstream, b"GET", b"/v1/models", _Models)).data
     router = any(model.status is not None for model in models)
     found = next((m for m in models if name == m.id or name in m.aliases), None)
-    if found is None and not router and len(models) == 1:
+    if found is None and not wanted.exact and not router and len(models) == 1:
         found = models[0]
     if found is None:
         raise unknown(upstream, name)
@@ -87,14 +101,15 @@ async def observe_llama_server(upstream: Upstream, name: str, recorded: tuple[st
     inputs, outputs = list(about.input_modalities), list(about.output_modalities)
     context = None
     if state == "loaded":
-        query = b"?model=" + quote(found.id, safe="").encode() if router else b""
+        query = b"?autoload=false&model=" + quote(found.id, safe="").encode() if router else b""
         props: _Props = await ask(upstream, b"GET", b"/props" + query, _Props)
         context = None if props.default_generation_settings is None else props.default_generation_settings.n_ctx
         if found.architecture is None:
             media = {"vision": "image", "audio": "audio"}
             inputs = ["text", *(media[name] for name, on in props.modalities.items() if on and name in media)]
             outputs = ["text"]
-    width = (found.meta or {}).get("n_embd")
+    meta = found.meta or {}
+    width = meta.get("n_embd")
     return Observed(
         name=found.id,
         inputs=tuple(inputs),
@@ -102,8 +117,13 @@ async def observe_llama_server(upstream: Upstream, name: str, recorded: tuple[st
         context=context,
         load_state=state,
         recorded=recorded,
-        dimensions=width if isinstance(width, int) and width > 0 else None,
+        dimensions=_positive(width),
+        fingerprint=" ".join(str(meta[key]) for key in ("n_params", "size", "n_vocab") if key in meta),
     )
+
+
+def _positive(value: Any) -> int | None:
+    return value if type(value) is int and value > 0 else None
 
 
 def _router_state(status: _Status | None) -> LoadState:
@@ -112,12 +132,24 @@ def _router_state(status: _Status | None) -> LoadState:
         return "loaded"
     if status.failed:
         return "failed"
-    return "loading" if status.value == "loading" else "unloaded"
+    return "loading" if status.value in ("loading", "downloading") else "unloaded"
+
+
+class _Tag(msgspec.Struct):
+    name: str = ""
+    model: str = ""
+    digest: str = ""
+
+
+class _Tags(msgspec.Struct):
+    models: list[_Tag] = []
 
 
 class _Shown(msgspec.Struct):
     capabilities: list[str] = []
     model_info: dict[str, Any] = {}
+    parameters: str = ""
+    """The Modelfile's, a line each, as in `num_ctx    4096`."""
 
 
 class _Running(msgspec.Struct):
@@ -133,34 +165,48 @@ class _RunningModels(msgspec.Struct):
 OLLAMA_CAPABILITIES = {"completion": ("chat_generation", "text_generation"), "embedding": ("text_embedding",)}
 
 
-async def observe_ollama(upstream: Upstream, name: str, recorded: tuple[str, ...]) -> Observed:
-    """`/api/show` says what a model can do and its trained window, `/api/ps` the window it runs with."""
+async def observe_ollama(upstream: Upstream, wanted: Wanted, recorded: tuple[str, ...]) -> Observed:
+    """`/api/tags` lists the models; `/api/show` says what one can do and its trained window, `/api/ps` the window it
+    runs with. A model that is not loaded is loaded when it is asked for."""
+    name = wanted.name
+    names = {name, name if ":" in name else f"{name}:latest"}
+    tags: _Tags = await ask(upstream, b"GET", b"/api/tags", _Tags)
+    listed = next((tag for tag in tags.models if tag.name in names or tag.model in names), None)
+    if listed is None:
+        raise unknown(upstream, name)
     shown: _Shown = await ask(upstream, b"POST", b"/api/show", _Shown, msgspec.json.encode({"model": name}))
     running: _RunningModels = await ask(upstream, b"GET", b"/api/ps", _RunningModels)
-    names = {name, name if ":" in name else f"{name}:latest"}
     live = next((m for m in running.models if m.name in names or m.model in names), None)
-    trained = next((v for k, v in shown.model_info.items() if k.endswith(".context_length")), None)
-    width = next((v for k, v in shown.model_info.items() if k.endswith(".embedding_length")), None)
-    context = live.context_length if live is not None and live.context_length else trained
+    configured = next((line.split()[1] for line in shown.parameters.splitlines() if _NUM_CTX.match(line)), None)
+    context = _positive(live.context_length) if live is not None else None
+    context = context or (int(configured) if configured else None) or _positive(_info(shown, ".context_length"))
     can = recorded or tuple(c for word in shown.capabilities for c in OLLAMA_CAPABILITIES.get(word, ()))
     return Observed(
         name=name,
         inputs=("text",),
         outputs=("text",),
-        context=context if isinstance(context, int) and context > 0 else None,
+        context=context,
         load_state="loaded" if live is not None else "unloaded",
         recorded=can,
-        dimensions=width if "text_embedding" in can and isinstance(width, int) and width > 0 else None,
+        dimensions=_positive(_info(shown, ".embedding_length")) if "text_embedding" in can else None,
+        fingerprint=listed.digest,
     )
 
 
-async def observe_openai(upstream: Upstream, name: str, recorded: tuple[str, ...]) -> Observed:
+_NUM_CTX = re.compile(r"\s*num_ctx\s+[1-9][0-9]{0,8}\s*$")
+
+
+def _info(shown: _Shown, ending: str) -> Any:
+    return next((value for key, value in shown.model_info.items() if key.endswith(ending)), None)
+
+
+async def observe_openai(upstream: Upstream, wanted: Wanted, recorded: tuple[str, ...]) -> Observed:
     """`/v1/models` says which models there are (vLLM also the window). What they can do has to be configured; without
     that a model chats and completes."""
     models = (await ask(upstream, b"GET", b"/v1/models", _Models)).data
-    found = next((model for model in models if model.id == name), None)
+    found = next((model for model in models if model.id == wanted.name), None)
     if found is None:
-        raise unknown(upstream, name)
+        raise unknown(upstream, wanted.name)
     return Observed(name=found.id, inputs=("text",), outputs=("text",), context=found.max_model_len, recorded=recorded)
 
 

@@ -34,15 +34,34 @@ class _Usage(msgspec.Struct):
     input_tokens: Any = None
 
 
+class _Words(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    """`text` of a completion, `message` of a chat, `delta` of a streamed chat."""
+
+    index: int = 0
+    finish_reason: Any = None
+    text: str | None = None
+    message: _Words | None = None
+    delta: _Words | None = None
+
+    @property
+    def words(self) -> str | None:
+        said = self.message or self.delta
+        return self.text if said is None else said.content
+
+
 class _Completion(msgspec.Struct):
     """A finite completion or one event of a streamed one; without `choices` it is neither."""
 
-    choices: list[Any]
+    choices: list[_Choice]
     usage: _Usage | None = None
 
 
 class _Error(msgspec.Struct):
-    error: Any
+    error: Any = None
 
 
 class _Vector(msgspec.Struct):
@@ -78,19 +97,23 @@ def decode(body: bytes, type_: type[T]) -> T:
         raise invalid_result("the provider's answer does not have the expected shape") from error
 
 
-def reason(body: bytes) -> str:
-    """The provider's own reported reason from an error body, or "" where it gives none that can be told."""
+def _reported(body: bytes) -> Any:
+    """The `error` of a body, None where it has none."""
     try:
-        error = msgspec.json.decode(body, type=_Error).error
+        return msgspec.json.decode(body, type=_Error).error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
+        return None
+
+
+def reason(error: Any) -> str:
+    """The provider's own reported reason from an error, or "" where it gives none that can be told."""
     text = error.get("message") if isinstance(error, dict) else error
     return text[:MAX_REASON_CHARS] if isinstance(text, str) else ""
 
 
 def refusal(provider: str, status: int, body: bytes) -> ContractError:
     """An error status, with the reason that the provider reported."""
-    why = reason(body)
+    why = reason(_reported(body))
     return ContractError(
         "provider_failure",
         f"the provider {provider} refused the request with status {status}" + (f": {why}" if why else ""),
@@ -119,35 +142,32 @@ class TextEvent(msgspec.Struct, frozen=True):
 def text(body: bytes) -> TextEvent:
     """A finite completion: all three members are there."""
     value = decode(body, _Completion)
-    choice = check_choice(value.choices)
-    words = choice["text"] if "text" in choice else (choice.get("message") or {}).get("content")
-    if not isinstance(words, str):
+    choice = _only(value.choices)
+    if choice.words is None:
         raise invalid_result("the provider's answer has no text")
-    finish = check_finish_reason(choice.get("finish_reason"))
-    return TextEvent(TextDelta(words), finish, _usage(value.usage))
+    return TextEvent(TextDelta(choice.words), check_finish_reason(choice.finish_reason), _usage(value.usage))
+
+
+def _only(choices: list[_Choice]) -> _Choice:
+    check_choice([{"index": choice.index} for choice in choices])
+    return choices[0]
 
 
 def event(data: str, provider: str) -> TextEvent:
     """One event of a streamed completion. Raises provider_failure for an error object in mid-stream."""
     body = data.encode()
-    try:
-        value = msgspec.json.decode(body, type=_Completion)
-    except (msgspec.MsgspecError, RecursionError):
-        if why := reason(body):
-            raise ContractError(
-                "provider_failure", f"the provider {provider} failed in mid-stream: {why}", outcome="unknown"
-            ) from None
-        raise invalid_result("an event of the provider does not have the expected shape") from None
+    if (error := _reported(body)) is not None:
+        why = reason(error)
+        message = f"the provider {provider} failed in mid-stream" + (f": {why}" if why else "")
+        raise ContractError("provider_failure", message, outcome="unknown")
+    value = decode(body, _Completion)
     usage = None if value.usage is None else _usage(value.usage)
     if not value.choices:
         if usage is None:
             raise invalid_result("an event of the provider has no choice")
         return TextEvent(usage=usage)
-    choice = check_choice(value.choices)
-    words = choice["text"] if "text" in choice else (choice.get("delta") or {}).get("content")
-    if words is not None and not isinstance(words, str):
-        raise invalid_result("the text of a provider's event is not a string")
-    finish = choice.get("finish_reason")
+    choice = _only(value.choices)
+    words, finish = choice.words, choice.finish_reason
     return TextEvent(
         TextDelta(words) if words else None,
         None if finish is None else check_finish_reason(finish),
