@@ -68,6 +68,13 @@ class Gateway:
     def log(self) -> str:
         return self.log_path.read_text()
 
+    def until_logged(self, words: str) -> None:
+        """Wait for the words to stand in the log; it is written beside the work."""
+        deadline = time.monotonic() + BOUND_S
+        while words not in self.log():
+            assert time.monotonic() < deadline, f"{words!r} was not logged"
+            self.get("/health")
+
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
         """One request on a connection of its own. `body`: bytes as they are, anything else as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=BOUND_S)

@@ -107,7 +107,7 @@ def test_what_clients_see_of_a_crash(own: Gateway) -> None:
     probed = own.post("/admin/probe", {"model": "m"})
     assert (probed.status, probed.json()["load_state"]) == (200, "loaded")
     assert own.post("/v1/model-operations", short).status == 200
-    assert "stage=request" in own.log(), "what the worker said last is in the log, and only there"
+    own.until_logged("stage=request")
 
 
 def test_quarantine_outlives_the_gateway_until_a_probe(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import threading
 
 import pytest
 
@@ -38,3 +41,25 @@ def test_a_bug_is_logged_whole(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = capsys.readouterr().err.splitlines()
     assert "Traceback" in line
     assert "KeyError" in line
+
+
+def test_whoever_stops_reading_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard error is a pipe that nobody reads; then somebody does, and is told how much is missing."""
+    reading, writing = os.pipe()
+    monkeypatch.setattr(log, "MAX_WAITING_LINES", 100)
+    seen: list[str] = []
+    with os.fdopen(reading) as reader:
+        late = threading.Thread(target=lambda: seen.extend(reader))
+        with os.fdopen(writing, "w") as stderr:
+            monkeypatch.setattr(sys, "stderr", stderr)
+            log.start()
+            for number in range(2_000):
+                log.event("line", number=number, filler="x" * 200)
+            late.start()
+            log.stop(60.0)
+        late.join()
+    numbers = [int(line.partition("number=")[2].split()[0]) for line in seen if "number=" in line]
+    dropped = [int(line.rpartition("=")[2]) for line in seen if "log_lines_dropped" in line]
+    assert numbers == sorted(numbers)
+    assert dropped
+    assert len(numbers) + sum(dropped) == 2_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import subprocess
 from collections.abc import Iterator
 
@@ -271,6 +272,8 @@ def test_rerank_of_cohere_and_jina(gateway: Gateway, route: str) -> None:
 
 
 def test_the_printed_curl_lines_work(gateway: Gateway) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("there is no curl on this machine")
     lines = [line.strip() for line in gateway.lines if line.strip().startswith("curl ")]
     assert len(lines) >= 3
     for line in lines:
