@@ -122,14 +122,14 @@ class Supervisor:
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """All lanes that were started and not unloaded."""
-        return tuple(self._lanes)
+        return tuple(lane for lane in self._lanes if lane.state != "unloaded")
 
     def health(self) -> Health:
         """A snapshot with ages. Never waits on anything (W10)."""
         now = trio.current_time()
         return Health(
             degraded=any(budget.degraded(now) for budget in self._budgets.values()),
-            lanes=tuple(lane.health() for lane in self._lanes),
+            lanes=tuple(lane.health() for lane in self.lanes),
             threads=self._threads.cores,
             threads_granted=self._threads.granted,
         )

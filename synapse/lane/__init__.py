@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from synapse.lane.lane import Lane, Surroundings
+from synapse.lane.lane import Lane
+from synapse.lane.life import Surroundings
 from synapse.lane.profile import Generation, Profile
 from synapse.lane.stream import Delta, GenerationStream
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
+import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from synapse.errors import EngineCrashed, EngineRefused, InvalidEngineResult
 from synapse.lane import units
@@ -34,7 +36,7 @@ from synapse.wire.messages import (
 from synapse.worker import Worker, open_worker
 
 if TYPE_CHECKING:
-    from synapse.lane.lane import Lane
+    from synapse.lane.life import Life
 
 _R = TypeVar("_R", bound=Reply)
 
@@ -67,14 +69,21 @@ def completed(measured: Measured, info: ModelInfo) -> Measured:
 
 @dataclass
 class Runner:
-    """Runs one worker of `lane`. `stamps` is what health sees; this task alone writes it."""
+    """Runs one worker of a lane.
 
-    lane: Lane
+    Attributes:
+        life: the lane's.
+        stamps: what health sees; this task alone writes it.
+        rows: takes the results of a batch, one row for each of its items.
+    """
+
+    life: Life
     number: int
     host: Host
     limits: Limits
     stamps: Stamps
     new_spec: Callable[[Profile, str], WorkerSpec]
+    rows: Callable[[BatchUnit, NDArray[np.float32]], None]
 
     def __post_init__(self) -> None:
         self._unit: AnyUnit | None = None
@@ -95,25 +104,25 @@ class Runner:
         """
         self.stamps.state = "starting"
         self._unit, self._wake = None, trio.Event()
-        spec = self.new_spec(self.lane.profile, self.lane.loading[1].path)
+        spec = self.new_spec(self.life.profile, self.life.loading[1].path)
         async with open_worker(self.host, spec, self.limits) as worker:
             self.stamps.pid = worker.pid
             loaded, measured = await self._load(worker)
             self._seen()
-            self.lane.loaded(loaded, measured)
-            self.lane.apply(self.lane.scheduler.worker_ready(self.number, measured, trio.current_time()))
+            self.life.loaded(loaded, measured)
+            self.life.apply(self.life.scheduler.worker_ready(self.number, measured, trio.current_time()))
             await self._serve(worker, loaded.model_ref, measured)
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
     async def _load(self, worker: Worker) -> tuple[Loaded, Measured]:
-        info, file = self.lane.loading
+        info, file = self.life.loading
         request = Load(
             req_id=self._req_id(),
             artifact_path=file.path,
             artifact_digest=file.digest,
-            format="onnx" if self.lane.profile.engine == "onnx" else "gguf",
-            runtime_config=self.lane.runtime_config,
+            format="onnx" if self.life.profile.engine == "onnx" else "gguf",
+            runtime_config=self.life.runtime_config,
         )
         try:
             reply, _ = await worker.call(request, timeout_s=self.limits.load_s(info.size), stage="load")
@@ -125,7 +134,7 @@ class Runner:
             knows = await self._knows_decode(worker, loaded.model_ref)
             measured = msgspec.structs.replace(measured, decode=knows)
         self._dims = loaded.dims
-        if self.lane.profile.require_sandbox:
+        if self.life.profile.require_sandbox:
             missing = [f"{name} ({why})" for name, why in measured.sandbox.items() if why != "on"]
             if missing or not measured.sandbox:
                 raise Refusal(f"the sandbox is not complete: {', '.join(missing) or 'the worker reports none'}")
@@ -171,13 +180,13 @@ class Runner:
         self._wake.set()
 
     async def _work(self, worker: Worker, model_ref: str, measured: Measured) -> None:
-        scheduler, lane = self.lane.scheduler, self.lane
+        scheduler, life = self.life.scheduler, self.life
         timeout_s = max(self.limits.unit_min_s, self.limits.unit_factor * scheduler.expected_s(self.number))
         unit = scheduler.confirm(self.number)
         if not isinstance(unit, BatchUnit | DecodeUnit | GenerateUnit):
-            lane.apply(scheduler.unit_done(self.number, trio.current_time()))
+            life.apply(scheduler.unit_done(self.number, trio.current_time()))
             return
-        pooling = cast(Pooling, lane.profile.pooling or measured.pooling or "mean")
+        pooling = cast(Pooling, life.profile.pooling or measured.pooling or "mean")
         request, raw = units.request_for(unit, self._req_id(), model_ref, pooling)
         self.stamps.state = "busy"
         started = trio.current_time()
@@ -186,12 +195,12 @@ class Runner:
                 request,
                 raw,
                 timeout_s=timeout_s,
-                on_handover=lambda: lane.apply(scheduler.handed_over(self.number)),
+                on_handover=lambda: life.apply(scheduler.handed_over(self.number)),
             )
         except EngineRefused as error:
             self._seen()
             elapsed = trio.current_time() - started
-            lane.apply(scheduler.unit_refused(self.number, error, trio.current_time(), elapsed=elapsed))
+            life.apply(scheduler.unit_refused(self.number, error, trio.current_time(), elapsed=elapsed))
             return
         self._seen()
         now = trio.current_time()
@@ -200,16 +209,16 @@ class Runner:
         except InvalidEngineResult as error:
             # What it answers cannot be trusted any more (W5): it is ended, and everything in it fails.
             raise EngineCrashed("protocol", str(error)) from error
-        lane.apply(effects)
+        life.apply(effects)
 
     def _fold(self, unit: AnyUnit, reply: Reply, raw: memoryview, now: float, elapsed: float) -> list[Effect]:
         """The reply, checked, as the scheduler's event. Raises InvalidEngineResult."""
-        scheduler = self.lane.scheduler
+        scheduler = self.life.scheduler
         if isinstance(unit, BatchUnit):
             if unit.kind == "embed":
-                self.lane.rows(unit, units.vectors_of(_expect(reply, Vectors), raw, self._dims))
+                self.rows(unit, units.vectors_of(_expect(reply, Vectors), raw, self._dims))
             else:
-                self.lane.rows(unit, units.scores_of(raw))
+                self.rows(unit, units.scores_of(raw))
             return scheduler.unit_done(self.number, now, elapsed=elapsed)
         if isinstance(unit, DecodeUnit):
             decoded = _expect(reply, Decoded)
@@ -236,7 +245,7 @@ class Runner:
                 await worker.call(request, timeout_s=self.limits.unit_min_s)
         except EngineRefused as error:
             raise EngineCrashed("protocol", f"it refuses {unit.kind}: {error}") from error
-        self.lane.apply(self.lane.scheduler.unit_done(self.number, trio.current_time()))
+        self.life.apply(self.life.scheduler.unit_done(self.number, trio.current_time()))
 
     # --- small things ------------------------------------------------------------------------------------------------
 
