@@ -1,9 +1,4 @@
-"""GBNF, llama.cpp's grammar notation, as a Lark grammar of llguidance's that has exactly the same language.
-
-llguidance cuts a text into lexemes, each as long as it can be; GBNF knows no such thing. So a grammar without recursion
-becomes one regular expression, and any other one is written over single characters, where the longest match is the only
-one.
-"""
+"""GBNF, llama.cpp's grammar notation: reading it."""
 
 from __future__ import annotations
 
@@ -11,13 +6,8 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 MAX_DEPTH: Final = 100
-"""Nesting of groups, and of rules inside rules where they become one expression."""
-MAX_EXPRESSION_CHARS: Final = 512 * 1024
-"""Bound of a grammar that becomes one regular expression; a longer one is written over characters."""
+"""Nesting of groups."""
 MAX_REPEAT: Final = 100_000
-_MAX_COPIES: Final = 10_000
-"""Bound of what nested repetitions multiply to, in one regular expression."""
-
 _HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _ESCAPES: Final = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]"}
 
@@ -58,17 +48,15 @@ class Repeat:
     most: int | None
 
 
-Node = Chars | Reference | Sequence | Choice | Repeat
+@dataclass(frozen=True)
+class Lexeme:
+    """A part that llguidance's lexer takes as a whole: its regular expression, and what it stands for."""
+
+    pattern: str
+    node: Node
 
 
-def gbnf_to_lark(text: str) -> str:
-    """The grammar in llguidance's Lark notation. Raises: GbnfError, RecursionError."""
-    rules = parse(text)
-    try:
-        lark = "start: /" + _Expression(rules).of(Reference("root")) + "/\n"
-    except _NoExpression:
-        lark = _Characters(rules).lark()
-    return "%llguidance {}\n" + lark
+Node = Chars | Reference | Sequence | Choice | Repeat | Lexeme
 
 
 def parse(text: str) -> dict[str, Node]:
@@ -204,7 +192,7 @@ class _Parser:
                 self._fail(f"there is no character {code:X}")
             return code
         if not kind or kind not in _ESCAPES:
-            self._fail(f"unknown escape \\{kind}")
+            self._fail(f"unknown escape of {kind!r}")
         self._at += 2
         return ord(_ESCAPES[kind])
 
@@ -266,103 +254,3 @@ class _Parser:
         at = self._at if at is None else at
         line = self._text.count("\n", 0, at) + 1
         raise GbnfError(f"{message}: line {line}, {self._text[at : at + 20]!r}")
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
-
-
-class _NoExpression(Exception):
-    """The grammar is recursive, or too large for one regular expression."""
-
-
-class _Expression:
-    """One regular expression for a grammar without recursion."""
-
-    def __init__(self, rules: dict[str, Node]) -> None:
-        self._rules = rules
-        self._known: dict[str, str] = {}
-        self._open: set[str] = set()
-
-    def of(self, node: Node, copies: int = 1) -> str:
-        """Raises: _NoExpression."""
-        match node:
-            case Chars():
-                return _class_of(node)
-            case Reference(name):
-                return self._rule(name, copies)
-            case Sequence(items):
-                made = "".join(self.of(item, copies) for item in items)
-            case Choice(options):
-                made = "(" + "|".join(self.of(option, copies) for option in options) + ")"
-            case Repeat(item, least, most):
-                copies *= max(least, most or 1, 1)
-                if copies > _MAX_COPIES:
-                    raise _NoExpression
-                made = f"({self.of(item, copies)}){{{least},{'' if most is None else most}}}"
-        if len(made) > MAX_EXPRESSION_CHARS:
-            raise _NoExpression
-        return made
-
-    def _rule(self, name: str, copies: int) -> str:
-        if name in self._open or len(self._open) > MAX_DEPTH:
-            raise _NoExpression
-        self._open.add(name)
-        # Not kept for the next reference: what repetitions multiply to depends on where it stands.
-        made = f"({self.of(self._rules[name], copies)})"
-        self._open.remove(name)
-        return made
-
-
-class _Characters:
-    """A grammar over single characters."""
-
-    def __init__(self, rules: dict[str, Node]) -> None:
-        self._rules = rules
-        self._names = {name: f"r{index}" for index, name in enumerate(rules)}
-        self._classes: dict[str, str] = {}
-
-    def lark(self) -> str:
-        lines = ["start: " + self._names["root"]]
-        lines += [f"{self._names[name]}: {self._of(node)}" for name, node in self._rules.items()]
-        lines += [f"{name}: /{pattern}/" for pattern, name in self._classes.items()]
-        return "\n".join(lines) + "\n"
-
-    def _of(self, node: Node) -> str:
-        match node:
-            case Chars():
-                return self._classes.setdefault(_class_of(node), f"C{len(self._classes)}")
-            case Reference(name):
-                return self._names[name]
-            case Sequence(()):
-                return '""'
-            case Sequence(items):
-                return "(" + " ".join(self._of(item) for item in items) + ")"
-            case Choice(options):
-                return "(" + " | ".join(self._of(option) for option in options) + ")"
-            case Repeat(_, _, 0):
-                return '""'
-            case Repeat(item, 0, None):
-                return self._of(item) + "*"
-            case Repeat(item, 1, None):
-                return self._of(item) + "+"
-            case Repeat(item, 0, 1):
-                return self._of(item) + "?"
-            case Repeat(Repeat() as item, least, most):
-                return f"({self._of(item)}){{{least},{'' if most is None else most}}}"
-            case Repeat(item, least, most):
-                return f"{self._of(item)}{{{least},{'' if most is None else most}}}"
-
-
-def _class_of(chars: Chars) -> str:
-    if not chars.ranges:
-        return r"(?s:.)"
-    if not chars.negated and len(chars.ranges) == 1 and chars.ranges[0][0] == chars.ranges[0][1]:
-        return _code(chars.ranges[0][0])
-    inner = "".join(_code(low) if low == high else f"{_code(low)}-{_code(high)}" for low, high in chars.ranges)
-    return f"[{'^' if chars.negated else ''}{inner}]"
-
-
-def _code(code: int) -> str:
-    """A character in a regular expression between slashes."""
-    character = chr(code)
-    return character if character.isascii() and character.isalnum() else f"\\x{{{code:X}}}"

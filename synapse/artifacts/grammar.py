@@ -15,7 +15,8 @@ from typing import Any, Final, Literal
 import llguidance
 import msgspec
 
-from synapse.artifacts.gbnf import GbnfError, gbnf_to_lark
+from synapse.artifacts.gbnf import GbnfError
+from synapse.artifacts.gbnf_lark import gbnf_to_lark
 
 MAX_GRAMMAR_BYTES: Final = 256 * 1024
 """Bound of a grammar's or schema's text (D15)."""
