@@ -8,6 +8,7 @@ Each command imports what it needs when it runs: a mistake is reported before an
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -38,13 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except UserError as error:
         return _complain(error, error.exit_status)
-    except (HttpSetupError, SynapseError) as error:
+    except HttpSetupError as error:
+        taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+        return _complain(f"{error}; choose another with --port, or stop what listens there" if taken else error, 1)
+    except SynapseError as error:
         return _complain(error, 1)
     except KeyboardInterrupt:
         return 130
 
 
-def _complain(error: Exception, status: int) -> int:
+def _complain(error: Exception | str, status: int) -> int:
     print(f"pumas: {log.escape(str(error))}", file=sys.stderr)
     return status
 

@@ -97,7 +97,7 @@ async def _tcp(host: str, port: int, backlog: int) -> list[trio.SocketListener]:
         raise HttpSetupError(f"cannot listen on {host!r}: not a host of this machine ({error})") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise HttpSetupError(f"cannot listen on {host}:{port}: the port is taken; choose another one (--port) or stop what listens there") from error
+            raise HttpSetupError(f"cannot listen on {host}:{port}: the port is taken") from error
         raise HttpSetupError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 

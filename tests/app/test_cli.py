@@ -76,7 +76,8 @@ def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         done = run(tmp_path, "serve", str(path), "--port", str(port))
     assert done.returncode == 1
-    assert f"127.0.0.1:{port}: the port is taken" in complaint(done)
+    remedy = "choose another with --port, or stop what listens there"
+    assert complaint(done).endswith(f"127.0.0.1:{port}: the port is taken; {remedy}")
 
 
 def test_a_bad_model_alone_ends_it(tmp_path: Path) -> None:
