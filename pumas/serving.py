@@ -44,7 +44,8 @@ def run_gateway(config: Config, api_key: str | None) -> int:
     try:
         trio.run(_until_signal, config, api_key)
     except BaseExceptionGroup as group:
-        raise first_of(group) from None
+        error = first_of(group)
+        raise error from error.__cause__
     finally:
         log.stop()
     return 0
