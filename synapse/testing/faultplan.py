@@ -7,21 +7,43 @@ from collections import Counter
 from collections.abc import Mapping
 
 SITES: dict[str, str] = {
+    "spawn_fails": "the system refuses to start it",
     "exit_at_boot": "ends before it connects",
     "mute_at_boot": "never connects",
     "mute_in_handshake": "connects and says nothing",
     "wrong_nonce": "says HELLO with another nonce",
+    "wrong_version": "says HELLO for version 2",
+    "hello_twice": "says HELLO twice",
+    "slow_load": "loads for longer than a boot may take",
     "crash_in_load": "ends while it loads",
     "crash_in_request": "ends before it answers",
+    "exit_in_request": "ends with status 0 before it answers",
     "crash_in_reply": "ends in the middle of its answer",
+    "cut_in_reply": "ends between its answer's header and the raw frame",
     "crash_after_reply": "ends right after its answer, idle",
+    "half_close": "closes its side of the connection instead of answering, and lives on",
+    "reset": "breaks the connection while it is written to",
     "hang": "never answers, and ignores SIGTERM",
+    "pause": "stops in the middle of its answer and goes on later",
     "slow": "takes much longer, but within its deadline",
-    "deaf": "stops reading",
-    "garbage": "answers with bytes that are no frame",
-    "other_request": "answers another request",
-    "err": "answers ERR engine_failed",
+    "deaf": "stops reading, idle",
+    "ignore_shutdown": "neither SHUTDOWN nor SIGTERM ends it",
+    "unkillable": "SIGKILL ends it after a long time only, as one that hangs in a driver",
+    "fragment": "sends its answer byte by byte",
     "drip": "sends its answer in many small pieces with pauses",
+    "garbage": "answers with a frame that claims 2**32 - 1 bytes",
+    "empty_frame": "answers with an empty frame",
+    "malformed": "answers with what is no JSON of ours",
+    "unknown_reply": "answers with a type that nobody knows",
+    "wrong_kind": "answers with another request's type",
+    "other_request": "answers another request",
+    "unsolicited": "answers twice",
+    "raw_lie": "sends a raw frame of another length than its header says",
+    "dims_lie": "says one dimension more than it sends",
+    "nan": "sends a NaN",
+    "unknown_sequence": "reports on a sequence that nobody started",
+    "err": "answers ERR engine_failed",
+    "err_flood": "answers ERR with a megabyte of text full of control characters",
 }
 """Everything that a virtual worker may do wrong, and what it means."""
 
@@ -40,6 +62,7 @@ class FaultPlan:
 
     Attributes:
         fired: how often each site struck.
+        fired_at: how often each site struck at each place (`boot`, `HELLO`, a request's type).
     """
 
     def __init__(
@@ -55,6 +78,7 @@ class FaultPlan:
             raise ValueError(f"no such fault: {', '.join(sorted(unknown))}")
         self.random = random.Random(seed)
         self.fired: Counter[str] = Counter()
+        self.fired_at: Counter[tuple[str, str]] = Counter()
         self._healed = False
         if sites is not None:
             self._sites = dict(sites)
@@ -66,12 +90,13 @@ class FaultPlan:
         """The armed sites and how likely each strikes."""
         return self._sites
 
-    def strikes(self, site: str) -> bool:
+    def strikes(self, site: str, place: str = "") -> bool:
         """Does it happen now? Counts it if so."""
         probability = self._sites.get(site, 0.0)
         if self._healed or not probability or self.random.random() >= probability:
             return False
         self.fired[site] += 1
+        self.fired_at[site, place] += 1
         return True
 
     def heal(self) -> None:
