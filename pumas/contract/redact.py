@@ -1,12 +1,13 @@
 """Credential-shaped text is taken out of every message that leaves (contract, Errors).
 
-Every pattern is a fixed beginning followed by bounded or possessive runs, so the time is linear in the input, which is
-bounded itself. What looks like a credential and is none is lost from a message; that is the cheaper mistake.
+Every pattern is a fixed beginning followed by bounded or possessive runs, so one search is linear in the input, which
+is bounded itself. What looks like a credential and is none is lost from a message; that is the cheaper mistake.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from pumas.contract.limits import MAX_MESSAGE_CHARACTERS
 
@@ -32,13 +33,16 @@ _VENDOR_PREFIXES = "|".join(
 )
 
 
-def _whole(pattern: str) -> tuple[re.Pattern[str], str]:
-    return re.compile(pattern, re.S), REDACTED
+_LONGEST_NAME = 128
 
 
-def _behind(beginning: str, secret: str, flags: re.RegexFlag = re.I) -> tuple[re.Pattern[str], str]:
+def _whole(pattern: str) -> re.Pattern[str]:
+    return re.compile(f"(?P<secret>{pattern})", re.S)
+
+
+def _behind(beginning: str, secret: str, flags: re.RegexFlag = re.I) -> re.Pattern[str]:
     """Keep what the credential stands behind: it says what went wrong."""
-    return re.compile(f"({beginning}){secret}", flags), rf"\1{REDACTED}"
+    return re.compile(f"{beginning}(?P<secret>{secret})", flags)
 
 
 _PATTERNS = (
@@ -84,6 +88,20 @@ def redact(message: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
     if len(message) > limit:
         cut = message[:limit]
         message = cut[: max(cut.rfind(" "), cut.rfind("\n"), limit - 512)] + " ..."
-    for pattern, replacement in _PATTERNS:
-        message = pattern.sub(replacement, message)
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", message)
+    pieces, end = [], 0
+    for first, last in sorted(_secrets(message)):
+        if first > end or not pieces:
+            pieces += [message[end:first], REDACTED]
+        end = max(end, last)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", "".join([*pieces, message[end:]]))
+
+
+def _secrets(message: str) -> Iterator[tuple[int, int]]:
+    """Where credentials stand. Every pattern looks at the whole message, so that none hides from it what another took
+    for a credential; what looks like one may itself be the name of one (`password: api_key: ...`) if it is short."""
+    for pattern in _PATTERNS:
+        at = 0
+        while found := pattern.search(message, at):
+            start, end = found.span("secret")
+            yield start, end
+            at = start if found.start() < start and end - start <= _LONGEST_NAME else end

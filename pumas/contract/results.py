@@ -188,14 +188,17 @@ def check_scores(items: Iterable[tuple[object, object]], count: int) -> tuple[fl
 
 
 def _finite(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise invalid_result(f"{what} is not a finite number")
-    return float(value)
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float) and isfinite(value):
+            return float(value)
+    except OverflowError:  # a whole number beyond every float
+        pass
+    raise invalid_result(f"{what} is not a finite number")
 
 
 def check_count_of_tokens(value: object) -> int:
-    """A token count of a provider. Raises: ContractError: no integer, or negative."""
-    if type(value) is not int or value < 0:
+    """A token count of a provider. Raises: ContractError: no integer, negative, or larger than any integer of JSON."""
+    if type(value) is not int or not 0 <= value < 2**63:
         raise invalid_result("a token count is not a whole number")
     return value
 
@@ -221,7 +224,7 @@ def _check_answer(answer: Any, question: Mapping[str, Any], name: str) -> dict[s
     }[kind]
     if missing := [field for field in fields if field not in answer]:
         raise invalid_result(f"the answer to {name!r} lacks {', '.join(missing)}")
-    if kind == "choice" and answer["choice"] not in question["criteria"]:
+    if kind == "choice" and (not isinstance(answer["choice"], str) or answer["choice"] not in question["criteria"]):
         raise invalid_result(f"the answer to {name!r} is not one of its options")
     if kind == "score" and not 0 <= _finite(answer["score"], "a score") <= len(question["criteria"]) - 1:
         raise invalid_result(f"the score of {name!r} is outside its levels")

@@ -44,6 +44,8 @@ PLANTED = {
     "signature": (f"blob?se=2026&sig={A}%3D", A),
     "twilio": (f"account AC{HEX} suspended", HEX),
     "sendgrid": (f"SG.{A}.{A}", A),
+    "name where a credential should be": (f"Authorization:\naws_secret_access_key = {A}/+x", A),
+    "name of a name": (f"password: api_key: {A}", A),
 }
 
 

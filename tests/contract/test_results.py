@@ -126,7 +126,7 @@ def test_each_document_is_scored_once() -> None:
         [(0, 1.0), (-1, 1.0)],
     ):
         refused("invalid_provider_result", results.check_scores, items, 2)
-    for score in (float("nan"), float("inf"), "1", None, True):
+    for score in (float("nan"), float("inf"), "1", None, True, 10**400):
         refused("invalid_provider_result", results.check_scores, [(0, score)], 1)
 
 
@@ -170,6 +170,8 @@ def test_decisions() -> None:
     ("name", "change"),
     [
         ("which", {"choice": "c"}),
+        ("which", {"choice": {"a": 1}}),
+        ("which", {"confidence": 10**400}),
         ("which", {"probabilities": {"a": 1.0}}),
         ("which", {"probabilities": {"a": 1.0, "c": 0.0}}),
         ("which", {"confidence": float("nan")}),
