@@ -328,7 +328,12 @@ def _known_only(table: dict[str, Any], known: list[str], where: str) -> None:
 
 def _absolute(value: Any, base: Path) -> Any:
     if isinstance(value, str):
-        return str(base / Path(value).expanduser())
+        if "\0" in value:
+            raise ConfigError(f"{value!r} is no path")
+        try:
+            return str(base / Path(value).expanduser())
+        except RuntimeError:
+            raise ConfigError(f"{value}: there is no such user's home directory") from None
     if isinstance(value, list):
         return [_absolute(item, base) for item in value]
     return value

@@ -83,6 +83,8 @@ def test_reads_everything(tmp_path: Path) -> None:
         ("[limits]\nquantum_ms = inf", ["limits.quantum_ms", "inf"]),
         ("[server]\ntcp = false", ["nothing would listen"]),
         ('[server]\ntls_key = "k"', ["tls_certificate"]),
+        ('[synapse]\nstate_dir = "~no-such-user/x"', ["~no-such-user/x", "no such user"]),
+        ('[server]\napi_key_file = "a\\u0000b"', ["no path"]),
         ("[server\n", ["not TOML"]),
     ],
 )
