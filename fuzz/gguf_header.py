@@ -15,8 +15,8 @@ from tests.tokenizer.gguf_bytes import gguf_bytes, tensor_bytes, vocabulary_meta
 from tests.tokenizer.vocabularies import BYTE_TOKENS, charsmap
 
 INVARIANT = (
-    "Any bytes are a header, a vocabulary and what a tokenizer is built from, or ArtifactInvalid or NotBuildable; memory "
-    "follows the size of the file."
+    "Any bytes are a header, a vocabulary and what a tokenizer is built from, or ArtifactInvalid or NotBuildable; "
+    "memory follows the size of the file."
 )
 _LENGTHS = (0, 1, 2, 8, 9, 12, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**61, 2**63, 2**64 - 8, 2**64 - 1)
 
