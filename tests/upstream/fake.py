@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+import queue
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 import trio
@@ -121,6 +123,43 @@ async def provider(
         await made.settled()
         yield made
         nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def fake_in_thread() -> Iterator[Fake]:
+    """A fake for tests that run no loop of their own: it serves from a thread until the block ends."""
+    ready: queue.Queue[tuple[Fake, trio.lowlevel.TrioToken, trio.Event]] = queue.Queue()
+
+    async def serve() -> None:
+        async with fake() as server:
+            stop = trio.Event()
+            ready.put((server, trio.lowlevel.current_trio_token(), stop))
+            await stop.wait()
+
+    thread = threading.Thread(target=trio.run, args=(serve,), name="fake")
+    thread.start()
+    server, token, stop = ready.get(timeout=60)
+    try:
+        yield server
+    finally:
+        token.run_sync_soon(stop.set)
+        thread.join(60)
+
+
+def sends(*pieces: bytes) -> Answer:
+    """Send these bytes, then close."""
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send(*pieces)
+
+    return answer
+
+
+def answers_json(value: object, status: bytes = b"200 OK") -> Answer:
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send_json(value, status)
+
+    return answer
 
 
 def event(value: object) -> bytes:

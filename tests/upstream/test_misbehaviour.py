@@ -11,19 +11,10 @@ import trio
 from pumas.contract.errors import ContractError
 from pumas.operations import Embed, GenerateText, Message, Rerank
 from pumas.providers.upstream.provider import UpstreamProvider
-from tests.upstream.fake import CHUNKED, DONE, GOOD, OK, SSE, Answer, Exchange, event, fake, provider, said
+from tests.upstream.fake import CHUNKED, DONE, GOOD, OK, SSE, Answer, Exchange, event, fake, provider, said, sends
 
 SECRET = "/srv/internal/path"
 CHAT = GenerateText(capability="chat_generation", messages=(Message(role="user", content="Hi"),), stream=True)
-
-
-def sends(*pieces: bytes) -> Answer:
-    """Send these bytes, then close."""
-
-    async def answer(exchange: Exchange) -> None:
-        await exchange.send(*pieces)
-
-    return answer
 
 
 def byte_by_byte(data: bytes) -> Answer:

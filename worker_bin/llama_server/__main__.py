@@ -18,7 +18,8 @@ KV_TYPES = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0"}
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="worker_bin.llama_server", description=__doc__)
     made.add_argument("--model", required=True)
-    made.add_argument("--host", required=True, help="a Unix socket's path, ending in .sock")
+    made.add_argument("--host", required=True, help="a Unix socket's path, ending in .sock, or an address")
+    made.add_argument("--port", type=int, help="with an address; default: a free one, which is printed")
     made.add_argument("--alias")
     made.add_argument("--mmproj")
     made.add_argument("--ctx-size", type=int, default=0)
@@ -37,6 +38,8 @@ def params(arguments: argparse.Namespace) -> xllamacpp.CommonParams:
     made = xllamacpp.CommonParams()
     made.model.path = arguments.model
     made.hostnames = [arguments.host]
+    if arguments.port is not None:
+        made.port = arguments.port
     made.n_gpu_layers = 0
     made.fit_params = False
     made.n_ctx = arguments.ctx_size

@@ -47,6 +47,8 @@ logger = logging.getLogger("pumas.upstream")
 
 FRESH_S = 1.0
 """An observation so old is made again before an operation is handed over: the same identity must still be served."""
+RETRY_S = 1.0
+"""After so long a server that did not answer is asked again."""
 MAX_REFUSAL_BYTES = 1024 * 1024
 FORWARDED = {
     "/v1/chat/completions": "chat_generation",
@@ -93,6 +95,7 @@ class UpstreamProvider:
         self._seen = trio.current_time()
         self._tried = -math.inf
         self._asked = trio.Event()
+        self._failed = trio.Event()
         self._observing = trio.Lock()
 
     # --- observation --------------------------------------------------------------------------------------------------
@@ -106,9 +109,13 @@ class UpstreamProvider:
             while managed is not None and managed.unavailable() is not None:
                 await managed.changed()
             await self._observe()
-            with trio.move_on_after(self._limits.ping_every_s if self._failure is None else self._limits.ping_s):
+            if self._failure is not None:
+                await trio.sleep(RETRY_S)
+                continue
+            self._failed = trio.Event()
+            with trio.move_on_after(self._limits.ping_every_s):
                 if managed is None:
-                    await trio.sleep_forever()
+                    await self._failed.wait()
                 else:
                     await managed.changed()
 
@@ -156,6 +163,7 @@ class UpstreamProvider:
         if self._failure is None:
             logger.warning("%s: %s", self.alias, redact(error.message))
         self._failure = error
+        self._failed.set()
 
     def _state(self) -> tuple[LoadState, str | None]:
         """(load state, why it takes no work)."""
