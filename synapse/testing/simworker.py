@@ -62,7 +62,7 @@ class SimProcess:
         self._exited = trio.Event()
         self._status: int | None = None
         self._killed = False
-        self._scope = trio.CancelScope()
+        self._scope = trio.CancelScope(shield=True)  # who leaves the host must end it, as with a real process
         self._stubborn = False
         self._log: list[str] = []
 
