@@ -25,11 +25,12 @@ class Costs:
         if tokens > 0 and seconds > 0:
             self.token_ms = _average(self.token_ms, 1000 * seconds / tokens)
 
-    def quantum_took(self, steps: int, elapsed_ms: float) -> None:
-        """As DECODED says it."""
+    def quantum_took(self, steps: int, elapsed_ms: float, *, prefill: bool = False) -> None:
+        """As DECODED says it. `prefill`: prompts were evaluated too, so it tells nothing of a step's time."""
         if steps > 0 and elapsed_ms > 0:
-            self.step_ms = _average(self.step_ms, elapsed_ms / steps)
             self.quantum_ms = _average(self.quantum_ms, elapsed_ms)
+            if not prefill:
+                self.step_ms = _average(self.step_ms, elapsed_ms / steps)
 
     def steps(self, target_ms: float) -> int:
         """How many steps fit into a quantum of this length; at least one."""

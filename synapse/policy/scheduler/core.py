@@ -201,7 +201,7 @@ class Scheduler:
                     work.state = State.DONE
                     effects.append(Completed(work))
         elif isinstance(unit, DecodeUnit):
-            it.costs.quantum_took(steps, elapsed_ms)
+            it.costs.quantum_took(steps, elapsed_ms, prefill=unit.prefill)
             for one in progress:
                 self._progressed(it, one, now, effects)
         elif isinstance(unit, GenerateUnit) and unit.work.state is not State.DONE:

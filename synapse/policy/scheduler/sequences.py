@@ -27,6 +27,17 @@ WAIT_MARGIN_S = 1.0
 _NO_IDS: Ids = np.zeros(0, dtype=np.int32)
 
 
+@dataclass(frozen=True)
+class Pace:
+    """What a quantum's length follows from, in milliseconds: the two targets and a measured step; and how many steps
+    fit into the first target."""
+
+    quantum_ms: float
+    unit_ms: float
+    step_ms: float
+    steps: int
+
+
 class SeatState(enum.Enum):
     FREE = "free"
     RUNNING = "running"
@@ -121,13 +132,13 @@ class Sequences:
 
     # --- forming a quantum -------------------------------------------------------------------------------------------
 
-    def quantum(self, queue: WorkQueue, now: float, target_ms: float, max_steps: int) -> DecodeUnit | None:
+    def quantum(self, queue: WorkQueue, now: float, pace: Pace) -> DecodeUnit | None:
         """The next quantum, or None if there is nothing to do. Works that start are taken out of `queue`.
 
         They are taken strictly in order, so that nobody small overtakes one who waits for room; only a prompt that had
         better wait for a prefix in the making is passed over.
         """
-        unit = DecodeUnit(flow="decode", max_steps=max_steps, target_ms=target_ms)
+        unit = DecodeUnit(flow="decode", max_steps=1, target_ms=pace.quantum_ms)
         unit.continue_ = [seat.index for seat in self.runnable]
         for seat in self.seats:
             if seat.leaving:
@@ -150,7 +161,20 @@ class Sequences:
                 if seat.index not in placed and seat.index not in unit.drop:
                     unit.drop.append(seat.index)
         unit.drop = [index for index in unit.drop if index not in placed]
+        self._set_pace(unit, pace)
         return unit
+
+    def _set_pace(self, unit: DecodeUnit, pace: Pace) -> None:
+        """How long the quantum is. While nobody generates there is no stream to keep smooth: one step with as much of
+        the prompts as fits into a unit's time. Prompts beside running sequences get as much time as those."""
+        moving = [self.seats[index] for index in [*unit.continue_, *(start.seat for start in unit.start)]]
+        unit.prefill = any(seat.in_prefill for seat in moving)
+        if moving and all(seat.in_prefill for seat in moving):
+            unit.target_ms, unit.max_steps = pace.unit_ms, 1
+            return
+        unit.max_steps = pace.steps
+        if unit.prefill:
+            unit.target_ms = min(pace.unit_ms, max(pace.quantum_ms, 2 * pace.step_ms))
 
     def can_start(self, queue: WorkQueue, now: float) -> bool:
         """Would `quantum` start anybody?"""

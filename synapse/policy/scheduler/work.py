@@ -196,6 +196,8 @@ class DecodeUnit(Unit):
 
     max_steps: int
     target_ms: float
+    prefill: bool = False
+    """Some of it is evaluating prompts: its time says nothing of a step's."""
     start: list[Start] = field(default_factory=list)
     continue_: list[int] = field(default_factory=list)
     drop: list[int] = field(default_factory=list)

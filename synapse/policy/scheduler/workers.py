@@ -9,7 +9,7 @@ from synapse.policy.costs import Costs
 from synapse.policy.scheduler import batches
 from synapse.policy.scheduler.admission import Budgets
 from synapse.policy.scheduler.queues import ServedFlow, Turns, WorkQueue
-from synapse.policy.scheduler.sequences import Sequences
+from synapse.policy.scheduler.sequences import Pace, Sequences
 from synapse.policy.scheduler.work import (
     AnyUnit,
     BatchUnit,
@@ -103,7 +103,9 @@ class WorkerState:
                     queue.add(batch)
             return unit
         if self._measured.decode:
-            return self.sequences.quantum(queue, now, config.quantum_ms, self.costs.steps(config.quantum_ms))
+            steps = self.costs.steps(config.quantum_ms)
+            pace = Pace(config.quantum_ms, config.unit_ms, self.costs.step_ms, steps)
+            return self.sequences.quantum(queue, now, pace)
         work = next(iter(queue))
         assert isinstance(work, GenerateWork)
         queue.remove(work)
