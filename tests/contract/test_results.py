@@ -174,11 +174,14 @@ def test_decisions() -> None:
         ("which", {"confidence": 10**400}),
         ("which", {"probabilities": {"a": 1.0}}),
         ("which", {"probabilities": {"a": 1.0, "c": 0.0}}),
+        ("which", {"probabilities": {"a": 0.9, "b": 0.2}}),
+        ("which", {"probabilities": {"a": 0.0, "b": 0.0}}),
         ("which", {"confidence": float("nan")}),
         ("which", {"type": "score"}),
         ("how", {"score": 2.5}),
         ("how", {"score": -1}),
         ("how", {"probabilities": [0.5, 0.5]}),
+        ("how", {"probabilities": [0.5, 0.5, 0.5]}),
         ("is", {"noul": 1.5}),
         ("is", {"noul": "yes"}),
     ],
@@ -186,6 +189,11 @@ def test_decisions() -> None:
 def test_incoherent_decisions_are_refused(name: str, change: dict[str, Any]) -> None:
     answers = ANSWERS | {name: ANSWERS[name] | change}
     refused("invalid_provider_result", results.check_decisions, answers, QUESTIONS)
+
+
+def test_rounded_probabilities_sum_to_one_well_enough() -> None:
+    answers = ANSWERS | {"which": ANSWERS["which"] | {"probabilities": {"a": 0.9001, "b": 0.0998}}}
+    assert results.check_decisions(answers, QUESTIONS)["which"]["choice"] == "a"
 
 
 def test_every_question_is_answered_and_no_other() -> None:

@@ -193,6 +193,8 @@ class UpstreamProvider:
         server = None if self._managed is None else self._managed.server
         seen = self._seen if server is None else max(self._seen, server.seen)
         detail = {} if reason is None else {"reason": reason}
+        if server is not None and server.pid is not None:
+            detail["pid"] = str(server.pid)
         return LaneHealth(
             model=self.alias, profile=self.profile, state=state, age_s=trio.current_time() - seen, detail=detail
         )
