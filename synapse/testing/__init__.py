@@ -17,6 +17,7 @@ from synapse.testing.checkers import (
     verdict,
 )
 from synapse.testing.faultplan import SITES, FaultPlan
+from synapse.testing.hosts import BEHAVIOURS, HOST_CHECKS, HostUnderTest, check_host
 from synapse.testing.journal import (
     Asked,
     Broke,
@@ -34,9 +35,22 @@ from synapse.testing.marks import marked, operation_of, operations_in
 from synapse.testing.recorder import Recorder
 from synapse.testing.simhost import Entry, SimEngine, SimHost
 from synapse.testing.simstream import SimStream, stream_pair
+from synapse.testing.streams import STREAM_CHECKS, NonConformance, check_stream, check_streams
 from synapse.testing.traffic import Oracle, Traffic
+from synapse.testing.workers import WORKER_CHECKS, WorkerUnderTest, check_worker
 
 __all__ = [
+    "BEHAVIOURS",
+    "HOST_CHECKS",
+    "HostUnderTest",
+    "NonConformance",
+    "STREAM_CHECKS",
+    "WORKER_CHECKS",
+    "WorkerUnderTest",
+    "check_host",
+    "check_stream",
+    "check_streams",
+    "check_worker",
     "SAFETY",
     "SITES",
     "Asked",

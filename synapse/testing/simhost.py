@@ -52,6 +52,8 @@ class SimHost:
         faulty: which workers the plan applies to; None: all.
         pipe_bytes: how much a direction of a connection holds before sending blocks.
         latency_s: before what was sent can be received.
+        deaf: every worker stops reading once it has been greeted.
+        boot_status: how a worker exits that ends at boot.
 
     Attributes:
         journal: every request that reached a worker, in order.
@@ -67,10 +69,13 @@ class SimHost:
         faulty: Callable[[WorkerSpec], bool] | None = None,
         pipe_bytes: int = PIPE_BYTES,
         latency_s: float = 0.0,
+        deaf: bool = False,
+        boot_status: int = 1,
     ) -> None:
         self.journal: list[Entry] = []
         self.alive: set[int] = set()
         self.pipe_bytes, self.latency_s = pipe_bytes, latency_s
+        self.deaf, self.boot_status = deaf, boot_status
         self._engine = engine
         self._plan = plan or FaultPlan(0, sites={})
         self._work_s = work_s or (lambda request: 0.001)

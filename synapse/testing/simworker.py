@@ -128,7 +128,7 @@ class SimProcess:
         await trio.lowlevel.checkpoint()
         self._at("boot")
         if self._strikes("exit_at_boot"):
-            raise self._say(1, "exit_at_boot")
+            raise self._say(self._host.boot_status, "exit_at_boot")
         if self._strikes("mute_at_boot"):
             await trio.sleep_forever()
         self._connected.set()
@@ -161,6 +161,9 @@ class SimProcess:
                 if not ack.accept:
                     raise _Ended(77)
                 self._at("idle")
+                if self._host.deaf:
+                    self._stubborn = True
+                    await trio.sleep_forever()
             case RequestReceived(request, raws):
                 raw = bytes(raws[0]) if raws else b""
                 self._at(str(type(request).__struct_config__.tag))
