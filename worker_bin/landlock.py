@@ -1,4 +1,5 @@
-"""Landlock through ctypes: from then on this process reads what it was given, writes nothing else, opens no TCP.
+"""Landlock through ctypes: from then on this process reads what it was given, writes nothing else, runs no program, opens
+no TCP.
 
 The restriction holds for this thread and whatever it starts, so it must come before any other thread. What the kernel
 does not know yet is left out; the kernel's own ABI number says what it knows.
@@ -18,7 +19,8 @@ _VERSION_FLAG = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _ALL_V1 = (1 << 13) - 1
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
-_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_READ = _READ_FILE | _READ_DIR
+"""Nowhere _EXECUTE: no program is run. (To map a library is to read it.)"""
 _FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _NET_BIND_AND_CONNECT = 3
 _SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 3
@@ -78,7 +80,7 @@ def restrict(libc: ctypes.CDLL, readable: list[str] | None, writable: list[str] 
             os.open(_PROCESS, os.O_PATH | os.O_CLOEXEC)  # kept: the rule holds as long as the kernel keeps this entry
         _allow(libc, ruleset, _DEVICES, (_READ | _WRITE_FILE | _IOCTL_DEV) & handled)
         for path in writable or []:
-            _allow(libc, ruleset, path, handled)
+            _allow(libc, ruleset, path, handled & ~_EXECUTE)
         if libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
             return os.strerror(ctypes.get_errno())
     except OSError as error:

@@ -42,6 +42,7 @@ _PROBE = textwrap.dedent(
     pair = socket.socketpair()
     attempt("unix", lambda: pair[0].sendall(b"x"))
     attempt("import", lambda: __import__("sqlite3"))
+    attempt("exec", lambda: os.waitpid(os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {}), 0))
     death = ctypes.c_int()
     ctypes.CDLL(None).prctl(2, ctypes.byref(death), 0, 0, 0)
     results["death_signal"] = str(death.value)
@@ -81,7 +82,7 @@ def test_a_worker_reads_its_model_and_nothing_else(tmp_path: Path) -> None:
     assert set(tried.values()) == {"yes"}, tried
     tried = {
         name: results[name]
-        for name in ("secret", "list", "write", "write_elsewhere", "remove", "connect", "bind", "environment")
+        for name in ("secret", "list", "write", "write_elsewhere", "remove", "connect", "bind", "environment", "exec")
     }
     assert set(tried.values()) == {"PermissionError"}, tried
     assert results["signal"] == "PermissionError"
