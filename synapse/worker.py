@@ -7,6 +7,7 @@ noticed at once (W7); the exit is watched beside it, because a grandchild may ho
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -175,7 +176,7 @@ class Worker:
         if stage is None:
             with trio.move_on_after(_EXIT_AFTER_EOF_S):
                 status = await self._process.wait()
-                message = f"it ended with status {status}" if status >= 0 else f"it was ended by signal {-status}"
+                message = _ending(status)
         if stage is None:
             stage = self._call.stage if self._call is not None and self._call.reply is None else "idle"
         await self._crashed(stage, message)
@@ -318,3 +319,12 @@ async def _post_mortem(process: WorkerProcess, stage: Stage, message: str, limit
             status = await process.wait()
         tail = await process.log_tail(limits.log_tail_bytes)
     return EngineCrashed(stage, message, exit_status=status, log_tail=tail)
+
+
+def _ending(status: int) -> str:
+    """How it ended, in words. An illegal instruction is the build's fault, not the model's."""
+    if status == -signal.SIGILL:
+        return (
+            "it was ended by an illegal instruction: its engine's build does not fit this CPU; build it on this machine"
+        )
+    return f"it ended with status {status}" if status >= 0 else f"it was ended by signal {-status}"

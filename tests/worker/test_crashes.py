@@ -84,6 +84,7 @@ async def test_a_boot_that_hangs(faulty: OpenFaulty, faults: str, stage: Stage) 
     [
         ("abort@LOAD", -signal.SIGABRT),
         ("segv@LOAD", -signal.SIGSEGV),
+        ("illegal@LOAD", -signal.SIGILL),
         ("kill@LOAD", -signal.SIGKILL),
         ("exit@LOAD", 0),
         ("raise@LOAD", 70),
@@ -94,6 +95,7 @@ async def test_death_in_load(faulty: OpenFaulty, faults: str, status: int) -> No
         with pytest.raises(EngineCrashed) as crashed:
             await load(worker)
         assert (crashed.value.stage, crashed.value.exit_status) == ("load", status)
+        assert ("does not fit this CPU" in str(crashed.value)) == (status == -signal.SIGILL)
         assert await worker.died() is crashed.value
         with pytest.raises(EngineCrashed):
             await ping(worker)

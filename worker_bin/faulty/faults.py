@@ -22,6 +22,7 @@ ACTS = {
     "exit": "leave with this exit status (default 0)",
     "abort": "abort(), as GGML_ASSERT does",
     "segv": "SIGSEGV",
+    "illegal": "SIGILL: an engine built for another CPU",
     "kill": "SIGKILL to itself",
     "stop": "SIGSTOP to itself",
     "hang": "sleep for ever",
@@ -137,6 +138,8 @@ def _act(fault: Fault) -> None:
             os.abort()
         case "segv":
             ctypes.string_at(0)
+        case "illegal":
+            os.kill(os.getpid(), signal.SIGILL)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
