@@ -69,8 +69,10 @@ class Profile:
         }
         if self.context is not None:
             config["context"] = str(self.context)
-        if self.pooling is not None:
-            config["pooling"] = self.pooling
+        # A GGUF holds its pooling; that of an ONNX graph stands in a file beside it, which the ingest read.
+        pooling = self.pooling or (info.pooling if self.engine == "onnx" else None)
+        if pooling is not None:
+            config["pooling"] = pooling
         if self.micro_batch is not None:
             config["micro_batch"] = str(self.micro_batch)
         return config

@@ -40,6 +40,7 @@ DEFAULT_CONTEXT = 512
 UNIT_TOKENS = 512
 """Tokens of one unit that the scheduler should pack: texts run alone, so this only bounds how long a unit takes."""
 CONFIG_MAX_BYTES = 1 << 20
+INTEGERS: Mapping[str, type[np.integer]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 CONFIG_KEYS = frozenset({"context", "threads", "pooling", "parallel", "deterministic", "micro_batch", "role"})
 
@@ -56,12 +57,16 @@ class Model:
     """A loaded graph and what was measured of it."""
 
     session: ort.InferenceSession
-    inputs: frozenset[str]
+    inputs: Mapping[str, type[np.integer]]
+    """Name and integer type of each input."""
     output: str
-    pooled: bool
-    """The graph pools by itself: its output is [batch, dims]."""
+    length: int | None
+    """Tokens that the graph is fixed to; a shorter text is padded to it. None: any."""
     context: int
-    dims: int
+    """Longest text in tokens."""
+    dims: int = 0
+    pooled: bool = False
+    """The graph pools by itself: its output is [batch, dims]."""
 
 
 def read_verified(path: str, digest: str) -> bytes:
@@ -134,7 +139,8 @@ class OnnxEngine:
         for key in sorted(set(request.runtime_config) - CONFIG_KEYS):
             raise Refused("config_invalid", f"unknown runtime_config key {key!r}")
         data = read_verified(request.artifact_path, request.artifact_digest)
-        context = positive(request.runtime_config, "context", declared_context(request.artifact_path))
+        declared = declared_context(request.artifact_path)
+        context = min(declared, positive(request.runtime_config, "context", declared))
         threads = positive(request.runtime_config, "threads", 1)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
@@ -150,8 +156,8 @@ class OnnxEngine:
         measured = Measured(
             architecture="onnx",
             role="embed",
-            context=context,
-            micro_batch=max(context, UNIT_TOKENS),
+            context=model.context,
+            micro_batch=max(model.context, UNIT_TOKENS),
             pooling=request.runtime_config.get("pooling") or "mean",
             parallel=1,
             threads=threads,
@@ -171,26 +177,57 @@ class OnnxEngine:
         )
 
     def _describe(self, session: ort.InferenceSession, context: int) -> Model:
-        inputs = frozenset(i.name for i in session.get_inputs())
-        if "input_ids" not in inputs or inputs - set(INPUTS):
-            raise Refused("artifact_invalid", f"the graph's inputs are {sorted(inputs)}, not {list(INPUTS)}")
+        """What the graph is, by its declaration and by a text of two tokens."""
+        declared = {i.name: i for i in session.get_inputs()}
+        if "input_ids" not in declared or set(declared) - set(INPUTS):
+            raise Refused("artifact_invalid", f"the graph's inputs are {sorted(declared)}, not {list(INPUTS)}")
+        for name, value in declared.items():
+            if value.type not in INTEGERS or len(value.shape) != 2:
+                raise Refused(
+                    "artifact_invalid", f"the input {name} is {value.type} {value.shape}, not int64 [n, length]"
+                )
+            if isinstance(value.shape[0], int) and value.shape[0] != 1:
+                raise Refused("artifact_invalid", f"the graph is fixed to batches of {value.shape[0]}, not 1")
+        length = declared["input_ids"].shape[1]
+        fixed = length if isinstance(length, int) else None
+        if fixed is not None and fixed < 2:
+            raise Refused("artifact_invalid", f"the graph is fixed to texts of {fixed} tokens")
         outputs = session.get_outputs()
         chosen = next((o for o in outputs if o.name == "sentence_embedding"), outputs[0])
-        rank = len(chosen.shape)
-        if rank not in (2, 3):
-            raise Refused("artifact_invalid", f"the output {chosen.name} has {rank} dimensions, not 2 or 3")
-        model = Model(session, inputs, chosen.name, rank == 2, context, 0)
-        model.dims = int(self._run(model, np.zeros(2, np.int64)).shape[-1])
+        model = Model(
+            session=session,
+            inputs={name: INTEGERS[value.type] for name, value in declared.items()},
+            output=chosen.name,
+            length=fixed,
+            context=context if fixed is None else min(context, fixed),
+        )
+        try:
+            found = self._run(model, np.zeros(2, np.int64))
+        except Refused as error:
+            raise Refused("artifact_invalid", f"a text of two tokens cannot be run: {error.message}") from error
+        if found.ndim not in (1, 2) or 0 in found.shape or (found.ndim == 2 and found.shape[0] != 2):
+            raise Refused(
+                "artifact_invalid", f"the output {chosen.name} of a text of two tokens has the shape {found.shape}"
+            )
+        model.dims, model.pooled = int(found.shape[-1]), found.ndim == 1
         return model
 
     def _run(self, model: Model, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        row = ids[np.newaxis, :]
-        feed = {"input_ids": row, "attention_mask": np.ones_like(row), "token_type_ids": np.zeros_like(row)}
+        """float32[tokens, dims], or float32[dims] of a graph that pools. Raises Refused(engine_failed)."""
+        n = len(ids)
+        row, mask = np.zeros((2, model.length or n), np.int64)
+        row[:n], mask[:n] = ids, 1
+        feed = {"input_ids": row, "attention_mask": mask, "token_type_ids": np.zeros_like(row)}
         try:
-            (result,) = model.session.run([model.output], {k: v for k, v in feed.items() if k in model.inputs})
+            (result,) = model.session.run(
+                [model.output], {name: feed[name][np.newaxis, :].astype(kind) for name, kind in model.inputs.items()}
+            )
+            if len(result) != 1:
+                raise ValueError(f"one text gave {len(result)} results")
+            found = np.asarray(result[0], dtype=np.float32)
         except Exception as error:
             raise Refused("engine_failed", f"onnxruntime: {error}") from error
-        return np.asarray(result[0], dtype=np.float32)
+        return found[:n] if found.ndim == 2 else found
 
     def embed(self, request: EmbedBatch, raw: memoryview) -> tuple[Vectors, bytes]:
         """float32[n, dims]; each text alone."""
@@ -213,6 +250,8 @@ class OnnxEngine:
             vector = hidden if model.pooled else pool(hidden, request.pooling)
             norm = float(np.sqrt(np.dot(vector, vector))) if request.normalize else 1.0
             row[:] = vector / norm if norm > 0 else vector
+        if not np.isfinite(vectors).all():
+            raise Refused("engine_failed", "a vector holds a number that is not finite")
         reply = Vectors(req_id=request.req_id, dims=model.dims, n=len(request.items))
         return reply, vectors.tobytes()
 
