@@ -64,7 +64,7 @@ def hunt(
         if (error := outcome(target, data)) is not None:
             small = _shrunk(target, data, error)
             last = outcome(target, small) or error
-            return number + 1, Failure(small, number, "".join(traceback.format_exception(last)))
+            return number + 1, Failure(small, number, "".join(traceback.format_exception(last, limit=-20)))
         number += 1
     return number, None
 

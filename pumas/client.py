@@ -65,7 +65,7 @@ def models_table(url: str) -> str:
             for capability in entry["capabilities"]
             if capability["availability"]["state"] == "available"
         ]
-        notes = [f"{key}={value}" for key, value in (entry.get("detail") or {}).items() if value]
+        notes = [f"{key}={' '.join(str(value).split())}" for key, value in (entry.get("detail") or {}).items() if value]
         rows.append(
             (
                 entry["model"],

@@ -166,7 +166,7 @@ def read_config(path: str | os.PathLike[str]) -> Config:
         raise ConfigError(f"{file}: {error.strerror or error}") from error
     try:
         data = tomllib.loads(text.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         raise ConfigError(f"{file}: not TOML: {error}") from error
     try:
         return parse_config(data, file.absolute().parent)

@@ -1,8 +1,9 @@
 """The gateway's log: one line for each event on standard error, `time event key=value ...`.
 
 Values with anything but plain characters are JSON strings, so that no client can forge a line or steer a terminal. What
-clients sent (prompts, texts, answers) is never logged. While a gateway runs, a thread writes the lines: whoever stops
-reading standard error (a paused pager, Ctrl-S in a terminal) loses lines and stops nothing.
+clients sent (prompts, texts, answers) is never logged, and credential-shaped text is taken out. While a gateway runs, a
+thread writes the lines: whoever stops reading standard error (a paused pager, Ctrl-S in a terminal) loses lines and
+stops nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import threading
 import time
 import traceback
 from typing import Any
+
+from pumas.contract.redact import without_credentials
 
 MAX_WAITING_LINES = 10_000
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,-]+")
@@ -44,8 +47,13 @@ def escape(text: str) -> str:
     return _ESCAPED.sub(lambda found: _SHORT.get(found[0]) or f"\\u{ord(found[0]):04x}", text)
 
 
+_SHORTEST_CREDENTIAL = 12
+
+
 def _show(value: Any) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    if len(text) >= _SHORTEST_CREDENTIAL:
+        text = without_credentials(text)
     return text if _PLAIN.fullmatch(text) else f'"{escape(text)}"'
 
 

@@ -10,6 +10,7 @@ import trio
 from pumas import log
 from pumas.config import Config, Model
 from pumas.contract.descriptors import ServedModel
+from pumas.contract.redact import redact
 from pumas.providers.base import Provider
 from pumas.providers.synapse import SynapseProvider
 from synapse import EngineCrashed, Lane, Profile, Supervisor, SynapseError
@@ -92,7 +93,7 @@ async def _watch(model: Model, lane: Lane, report: Report) -> None:
     try:
         await lane.ready()
     except SynapseError as error:
-        report(f"failed  {model.alias}: {error}")
+        report(f"failed  {model.alias}: {redact(str(error))}")
         tail = error.log_tail[-2048:] if isinstance(error, EngineCrashed) else None
         log.event("load_failed", model=model.alias, profile=model.profile, error=str(error), log_tail=tail or None)
         return

@@ -62,7 +62,7 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def say(line: str) -> None:
     """One line for the person who started the gateway. Nobody has to read it: a closed pipe stops nothing."""
     with contextlib.suppress(OSError):
-        print(line, flush=True)
+        print(" ".join(line.splitlines()), flush=True)  # a model's own words may be several
 
 
 async def _until_signal(config: Config, api_key: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Landlock through ctypes: from then on this process reads what it was given, writes nothing else, runs no program, opens
+"""Landlock through ctypes: from then on this process reads what it was given, writes nothing else, runs nothing, opens
 no TCP.
 
 The restriction holds for this thread and whatever it starts, so it must come before any other thread. What the kernel
@@ -55,7 +55,7 @@ def restrict(libc: ctypes.CDLL, readable: list[str] | None, writable: list[str] 
     """Restrict this process for good. "on", or why it could not be done.
 
     Args:
-        readable: directories beside the program's own; None: everything may be read.
+        readable: directories beside the program's own; None: everything may be read, but of other processes nothing.
         writable: directories that may be written; None: none.
     """
     libc.syscall.restype = ctypes.c_long
@@ -73,11 +73,10 @@ def restrict(libc: ctypes.CDLL, readable: list[str] | None, writable: list[str] 
     if ruleset < 0:
         return os.strerror(ctypes.get_errno())
     try:
-        for path in ["/"] if readable is None else [*_own_directories(), *_SYSTEM, *readable]:
+        for path in [*_SYSTEM, *(_everything() if readable is None else [*_own_directories(), *readable])]:
             _allow(libc, ruleset, path, _READ & handled)
-        if readable is not None:
-            _allow(libc, ruleset, _PROCESS, _READ & handled)
-            os.open(_PROCESS, os.O_PATH | os.O_CLOEXEC)  # kept: the rule holds as long as the kernel keeps this entry
+        _allow(libc, ruleset, _PROCESS, _READ & handled)
+        os.open(_PROCESS, os.O_PATH | os.O_CLOEXEC)  # kept: the rule holds as long as the kernel keeps this entry
         _allow(libc, ruleset, _DEVICES, (_READ | _WRITE_FILE | _IOCTL_DEV) & handled)
         for path in writable or []:
             _allow(libc, ruleset, path, handled & ~_EXECUTE)
@@ -88,6 +87,11 @@ def restrict(libc: ctypes.CDLL, readable: list[str] | None, writable: list[str] 
     finally:
         os.close(ruleset)
     return "on"
+
+
+def _everything() -> list[str]:
+    """All that the root directory holds, but not other processes."""
+    return [f"/{name}" for name in os.listdir("/") if name != "proc"]
 
 
 def _own_directories() -> list[str]:

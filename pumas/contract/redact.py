@@ -88,12 +88,18 @@ def redact(message: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
     if len(message) > limit:
         cut = message[:limit]
         message = cut[: max(cut.rfind(" "), cut.rfind("\n"), limit - 512)] + " ..."
-    pieces, end = [], 0
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", without_credentials(message))
+
+
+def without_credentials(message: str) -> str:
+    """The same text, of any length, with only the credential-shaped parts of it taken out."""
+    pieces: list[str] = []
+    end = 0
     for first, last in sorted(_secrets(message)):
         if first > end or not pieces:
             pieces += [message[end:first], REDACTED]
         end = max(end, last)
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", "".join([*pieces, message[end:]]))
+    return "".join([*pieces, message[end:]])
 
 
 def _secrets(message: str) -> Iterator[tuple[int, int]]:

@@ -148,7 +148,8 @@ def check_choice(choices: Any) -> Any:
 def check_vectors(vectors: ArrayLike, count: int | None = None, dimensions: int | None = None) -> NDArray[np.float32]:
     """Vectors as float32[n, dims], C order. Raises: ContractError: ragged, other counts, not finite, empty."""
     try:
-        array = np.ascontiguousarray(vectors, dtype=np.float32)
+        with np.errstate(over="ignore"):  # becomes an infinity, which is refused below
+            array = np.ascontiguousarray(vectors, dtype=np.float32)
     except (ValueError, TypeError, OverflowError):
         raise invalid_result("embeddings are not one rectangle of numbers") from None
     if array.ndim != 2 or 0 in array.shape:

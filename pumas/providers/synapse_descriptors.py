@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pumas.contract.describe import LaneFacts, lane_capabilities, lane_modalities
 from pumas.contract.descriptors import ServedModel
+from pumas.contract.redact import redact
 from synapse import Lane
 from synapse.lane.checks import text_limit
 
@@ -84,4 +85,4 @@ def _detail(lane: Lane) -> dict[str, str]:
                 detail["tools_format"] = info.tools_format
     if measured is not None and measured.role == "generate":
         detail["deterministic"] = "yes" if measured.deterministic else f"no: {measured.deterministic_detail or 'off'}"
-    return {key: value for key, value in detail.items() if value}
+    return {key: redact(value) for key, value in detail.items() if value}  # much of it is a model file's own words

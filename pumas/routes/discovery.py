@@ -9,6 +9,7 @@ import msgspec
 
 from pumas.contract.descriptors import ServedModel, capabilities_response, served_models_response
 from pumas.contract.errors import ContractError
+from pumas.contract.redact import redact
 from pumas.http.exchange import AsgiApp, Receive, Scope
 from pumas.http.guard import trusted
 from pumas.http.stream import Answer
@@ -69,5 +70,8 @@ class Discovery:
         status = "unavailable" if not ready else "degraded" if impaired else "ok"
         body: dict[str, Any] = {"status": status}
         if trusted(scope):
-            body["lanes"] = lanes
+            body["lanes"] = [
+                msgspec.structs.replace(lane, detail={name: redact(text) for name, text in lane.detail.items()})
+                for lane in lanes
+            ]
         return Answer(msgspec.json.encode(body), status=200 if ready else 503)
