@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +61,10 @@ def test_the_corpus_is_there_and_small(target: Target) -> None:
     assert len(sizes) >= 5
     assert max(sizes) <= LARGEST_BYTES
     assert sum(sizes) <= CORPUS_BYTES // len(NAMES) * 2
+
+
+def test_the_page_shows_every_target_with_its_invariant() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "fuzzing.md").read_text()
+    for name in NAMES:
+        assert f"| `{name}` | " in page
+        assert f" | {load(name).invariant} |" in page
