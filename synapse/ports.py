@@ -49,7 +49,7 @@ class WorkerProcess(Protocol):
         is closed and unlinked afterwards. Blocks without a deadline of its own."""
 
     async def wait(self) -> int:
-        """Wait for the exit and reap. Returns the exit status, negative for a signal. May be awaited by several tasks."""
+        """Wait for the exit and reap; the exit status, negative for a signal. Several tasks may await it."""
 
     def terminate(self) -> None:
         """SIGTERM to the process group. Never raises for a process that is gone."""

@@ -232,7 +232,7 @@ def default_directory(kind: str) -> Path:
 
 
 def _sandbox(profile: Profile, path: str) -> dict[str, str]:
-    """What a worker is held to (its harden.py): it reads where its model lies, the place of the link and of the file."""
+    """What a worker is held to (its harden.py): it reads where its model lies, at the link and at the file."""
     places = [os.path.dirname(os.path.realpath(path)), os.path.dirname(os.path.abspath(path))]
     for index, place in enumerate(places):
         while os.pathsep in place:  # which no list can hold: what stands above it

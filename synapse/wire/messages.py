@@ -187,7 +187,7 @@ class Decode(Request, tag="DECODE", kw_only=True):
 
 
 class ModelFile(msgspec.Struct, forbid_unknown_fields=True):
-    """A model as the text processes know it: opened from the ingest cache by digest, from the file where it is not there."""
+    """A model as the text processes know it: opened from the ingest cache by digest, else from the file."""
 
     path: str
     digest: str
