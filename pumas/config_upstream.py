@@ -30,6 +30,8 @@ class Upstream(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=
     """Where the server does not say what it can: the contract's names of capabilities."""
     api_key_file: str | None = None
     """With `url`: file with the key that is sent to it, mode 0600."""
+    requests: Positive = 256
+    """Requests that are at the server at the same time; more wait here, for at most limits.max_queue_s."""
     path: str | None = None
     """The GGUF that a llama-server is started for; it is supervised as workers are."""
     program: str | None = None

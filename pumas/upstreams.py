@@ -67,6 +67,7 @@ def start_upstreams(
                 upstream.kind,
                 managed.upstream,
                 managed=managed,
+                requests=upstream.requests,
                 limits=config.limits,
             )
         else:
@@ -78,6 +79,7 @@ def start_upstreams(
                 clients[client_id(upstream)],
                 name=upstream.model,
                 recorded=upstream.capabilities,
+                requests=upstream.requests,
                 limits=config.limits,
             )
         served.add(upstream.name, upstream.profile, provider)

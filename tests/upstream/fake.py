@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import msgspec
 import trio
@@ -113,11 +114,16 @@ async def fake() -> AsyncIterator[Fake]:
 
 @asynccontextmanager
 async def provider(
-    server: Fake, kind: Kind = "llama-server", recorded: Sequence[str] = (), name: str = "there", key: str | None = None
+    server: Fake,
+    kind: Kind = "llama-server",
+    recorded: Sequence[str] = (),
+    name: str = "there",
+    key: str | None = None,
+    **more: Any,
 ) -> AsyncIterator[UpstreamProvider]:
     """A provider of the fake's model, observed once."""
     upstream = Upstream("fake", server.url, key=key)
-    made = UpstreamProvider("here", "default", kind, upstream, name=name, recorded=tuple(recorded))
+    made = UpstreamProvider("here", "default", kind, upstream, name=name, recorded=tuple(recorded), **more)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.watch)
         await made.settled()

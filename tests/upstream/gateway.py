@@ -25,6 +25,7 @@ port = 0
 [limits]
 {patient}
 ping_s = 60
+ping_every_s = 2
 
 [[model]]
 path = "tiny.gguf"

@@ -3,6 +3,8 @@ provider end in one typed event (decisions D13, C7)."""
 
 from __future__ import annotations
 
+import http.client
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -112,6 +114,13 @@ def test_a_fault_in_mid_stream_is_a_broken_connection(
     assert len(upstreams.fake.requests) == 1
 
 
+def test_a_fault_before_the_first_byte_still_has_a_status(upstreams: Upstreams, fake: dict[bytes, Answer]) -> None:
+    fake[CHAT.encode()] = sends(SSE)
+    reply = chat(upstreams, stream=True)
+    assert (reply.status, reply.json()["error"]["code"]) == (502, "transport_lost")
+    assert reply.json()["error"]["outcome"] == "unknown"
+
+
 def test_a_stream_over_the_bound_is_cut(upstreams: Upstreams, fake: dict[bytes, Answer]) -> None:
     piece = said("x" * 65_000)
 
@@ -133,6 +142,39 @@ def test_a_finite_answer_over_the_bound_or_cut_is_an_error(upstreams: Upstreams,
     fake[CHAT.encode()] = sends(OK + b"content-length: 9\r\n\r\n{}")
     error = chat(upstreams).json()["error"]
     assert (error["code"], error["outcome"]) == ("transport_lost", "unknown")
+
+
+@pytest.mark.parametrize("typed_route", [False, True])
+def test_a_client_that_leaves_closes_the_transport(
+    upstreams: Upstreams, fake: dict[bytes, Answer], typed_route: bool
+) -> None:
+    """And gives its permit back (C8)."""
+    closed = threading.Event()
+
+    async def endless(exchange: Exchange) -> None:
+        await exchange.send(SSE + said("Hel"))
+        await exchange.until_closed()
+        closed.set()
+
+    fake[CHAT.encode()] = endless
+    messages = [{"role": "user", "content": "Hi"}]
+    if typed_route:
+        content = {"kind": "messages", "messages": messages}
+        path, body = "/v1/model-operations", {
+            "contract_version": 1, "request_id": "t:1", "model": "faked", "capability": "chat_generation",
+            "input": content, "output": "text", "stream": True,
+        }  # fmt: skip
+    else:
+        path, body = CHAT, {"model": "faked", "messages": messages, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", upstreams.gateway.port, timeout=BOUND_S)
+    connection.request("POST", path, msgspec.json.encode(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.read(8)
+    assert upstreams.gateway.detail("faked")["running"] == "1"
+    response.close()
+    connection.close()
+    assert closed.wait(BOUND_S)
+    upstreams.gateway.until_idle("faked")
 
 
 def test_errors_are_passed_on_but_not_those_about_our_key(upstreams: Upstreams, fake: dict[bytes, Answer]) -> None:

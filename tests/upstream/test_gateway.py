@@ -58,6 +58,23 @@ def test_discovery_shows_what_each_server_said(upstreams: Upstreams) -> None:
     assert "ranking head" in found["headless"]["detail"]["error"]
 
 
+def test_a_probe_asks_again_and_says_what_is_still_wrong(upstreams: Upstreams) -> None:
+    failed = upstreams.gateway.post("/admin/probe", {"model": "headless"})
+    assert (failed.status, failed.json()["error"]["code"]) == (503, "capability_unavailable")
+    assert "ranking head" in failed.json()["error"]["message"]
+    for model in ("judge", "smol-there"):
+        assert upstreams.gateway.post("/admin/probe", {"model": model}).json()["load_state"] == "loaded"
+
+
+def test_health_shows_every_upstream(upstreams: Upstreams) -> None:
+    body = upstreams.gateway.get("/health").json()
+    lanes = {lane["model"]: lane for lane in body["lanes"]}
+    assert body["status"] == "degraded", "headless has failed"
+    assert lanes["headless"]["state"] == "failed"
+    assert {lanes[name]["state"] for name in ("eyes", "by-socket", "smol-there", "faked")} == {"loaded"}
+    assert lanes["faked"]["detail"] == {"running": "0", "queued": "0"}
+
+
 def test_descriptors_bound_what_the_server_reported(upstreams: Upstreams) -> None:
     capabilities = {c["capability"]: c for c in served(upstreams)["eyes"]["capabilities"]}
     bounds = {b["option"]: b["maximum"] for b in capabilities["chat_generation"]["option_bounds"]}

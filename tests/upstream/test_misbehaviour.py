@@ -11,6 +11,7 @@ import trio
 from pumas.contract.errors import ContractError
 from pumas.operations import Embed, GenerateText, Message, Rerank
 from pumas.providers.upstream.provider import UpstreamProvider
+from synapse import Limits
 from tests.upstream.fake import CHUNKED, DONE, GOOD, OK, SSE, Answer, Exchange, event, fake, provider, said, sends
 
 SECRET = "/srv/internal/path"
@@ -149,6 +150,40 @@ async def test_one_that_never_ends_is_left_by_cancelling_and_released() -> None:
                 await began.wait()
                 scope.cancel()
             await released.wait()
+
+
+async def test_permits_are_kept_to_the_end_and_given_back() -> None:
+    """What finds no place in time was not admitted; what a client leaves frees its place (C4, C8)."""
+    began = trio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send(SSE + said("Hel"))
+        began.set()
+        await exchange.until_closed()
+
+    async with fake() as server, provider(server, requests=1, limits=Limits(max_queue_s=0.05)) as made:
+        server.answers[b"/v1/chat/completions"] = answer
+        scope = trio.CancelScope()
+
+        async def client() -> None:
+            with scope:
+                async with made.generate(CHAT) as stream:
+                    async for _ in stream:
+                        pass
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client)
+                await began.wait()
+                assert made.health().detail["running"] == "1"
+                error = await failure(lambda: generate(made))
+                assert (error.code, error.outcome) == ("capability_unavailable", "not_admitted")
+                assert error.retry_after is not None
+                assert len(server.requests) == 1
+                scope.cancel()
+        assert made.health().detail == {"running": "0", "queued": "0"}
+        server.answers[b"/v1/chat/completions"] = sends(SSE + GOOD)
+        assert await generate(made) == ("Hello", "stop")
 
 
 async def test_one_that_cannot_be_reached_is_not_admitted() -> None:

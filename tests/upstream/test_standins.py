@@ -211,6 +211,8 @@ async def test_ollama_says_window_and_abilities() -> None:
         assert (await snapshot(server, "llama3.2", "ollama")).context_tokens == 131072
         tuned = await snapshot(server, "tuned", "ollama")
         assert (tuned.load_state, tuned.context_tokens) == ("unloaded", 8192)
+        async with provider(server, "ollama", name="tuned") as made:
+            assert made.health().state == "loaded", "it is loaded when it is asked"
         embedder = await snapshot(server, "all-minilm:33m", "ollama")
         assert available(embedder) == {"text_embedding"}
         bounds = {b.option: b.maximum for b in embedder.capability("text_embedding").option_bounds}

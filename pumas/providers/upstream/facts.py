@@ -7,6 +7,7 @@ describes images where it takes them; a native decision model decides and does n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -102,6 +103,7 @@ def descriptors(kind: Kind, observed: Observed | None, reason: str | None) -> tu
     return capabilities(observed.inputs, {n: offers[n] for n in names}, otherwise=otherwise)
 
 
+@lru_cache(maxsize=1024)
 def served(
     alias: str, profile: str, provider: str, kind: Kind, observed: Observed | None, state: LoadState, reason: str | None
 ) -> ServedModel:

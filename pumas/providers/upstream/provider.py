@@ -84,9 +84,13 @@ class UpstreamProvider:
         name: str | None = None,
         recorded: tuple[str, ...] = (),
         managed: ManagedLlama | None = None,
+        requests: int = 256,
         limits: Limits | None = None,
     ) -> None:
-        """Args: managed: the program behind `upstream`, where we run it; it then says what is recorded."""
+        """Args:
+        managed: the program behind `upstream`, where we run it; it then says what is recorded.
+        requests: operations that are handed over at the same time; more wait for `limits.max_queue_s`.
+        """
         self.alias, self.profile, self.kind = alias, profile, kind
         self._upstream, self._wanted, self._recorded = upstream, Wanted(name or alias, name is not None), recorded
         self._managed, self._limits = managed, limits or Limits()
@@ -97,6 +101,7 @@ class UpstreamProvider:
         self._asked = trio.Event()
         self._failed = trio.Event()
         self._observing = trio.Lock()
+        self._permits = trio.CapacityLimiter(requests)
 
     # --- observation --------------------------------------------------------------------------------------------------
 
@@ -189,12 +194,17 @@ class UpstreamProvider:
         return made if why is None else msgspec.structs.replace(made, detail={"error": why})
 
     def health(self) -> LaneHealth:
+        """`loaded` also where the server loads the model when it is asked: it takes work."""
         state, reason = self._state()
         server = None if self._managed is None else self._managed.server
         seen = self._seen if server is None else max(self._seen, server.seen)
         detail = {} if reason is None else {"reason": reason}
         if server is not None and server.pid is not None:
             detail["pid"] = str(server.pid)
+        detail["running"] = str(self._permits.borrowed_tokens)
+        detail["queued"] = str(self._permits.statistics().tasks_waiting)
+        if reason is None and state != "loaded":
+            detail["load_state"], state = state, "loaded"
         return LaneHealth(
             model=self.alias, profile=self.profile, state=state, age_s=trio.current_time() - seen, detail=detail
         )
@@ -225,6 +235,22 @@ class UpstreamProvider:
 
     @asynccontextmanager
     async def _ask(self, capability: str, request: Callable[[str], Request]) -> AsyncIterator[UpstreamResponse]:
+        """Wait for a permit, which is kept to the end of the block; then as `_sent`."""
+        holder = object()
+        with trio.move_on_after(self._limits.max_queue_s) as patience:
+            await self._permits.acquire_on_behalf_of(holder)
+        if patience.cancelled_caught:
+            most = int(self._permits.total_tokens)
+            message = f"`{self.alias}` has {most} requests at its server; there was no place within max_queue"
+            raise ContractError("capability_unavailable", message, retry_after=1.0)
+        try:
+            async with self._sent(capability, request) as response:
+                yield response
+        finally:
+            self._permits.release_on_behalf_of(holder)
+
+    @asynccontextmanager
+    async def _sent(self, capability: str, request: Callable[[str], Request]) -> AsyncIterator[UpstreamResponse]:
         """Admit, send, enter with the answer's head. Where our own program died meanwhile, that is the failure (D4)."""
         name = await self._admit(capability)
         path, body = await off_loop(request, name)
