@@ -104,9 +104,10 @@ def _run(name: str, options: argparse.Namespace, minutes: float) -> int:
 
 def _search(options: argparse.Namespace) -> int:
     """In the child: search until the time is over or something is found."""
-    target, notes = load(options.target), Notes(options.notes)
+    notes = Notes(options.notes)
     if options.coverage:
-        return coverage.search(target, options.minutes * 60, options.seed, notes.write)
+        return coverage.search(options.target, options.minutes * 60, options.seed, notes.write)
+    target = load(options.target)
     deadline = time.monotonic() + options.minutes * 60
 
     def more(number: int) -> bool:

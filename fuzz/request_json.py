@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from typing import Any
 
 import msgspec
@@ -102,8 +103,10 @@ _WORDS = (
 
 
 def check(data: bytes) -> None:
-    """The first line says what it is: a route of OpenAI's; else the code that must come, `any` or `ok`."""
+    """The first line says what it is: a route of OpenAI's, or `any`; or the code that must come and the CRC-32 of the
+    body that it must come for."""
     kind, _, body = data.partition(b"\n")
+    wanted = _wanted_code(kind, body)
     if kind in _OPENAI:
         _check_openai(kind, body)
         return
@@ -112,11 +115,17 @@ def check(data: bytes) -> None:
     except ContractError as error:
         assert error.code in STATUS
         assert error.outcome == "not_admitted"
-        assert kind.decode("latin-1") in ("any", error.code) or kind.decode("latin-1") not in STATUS, (kind, error)
+        assert wanted in (None, error.code), (wanted, error)
         assert error.request_id == _wanted_id(body, error.request_id)
         msgspec.json.decode(encode_error(error))
         return
-    assert kind.decode("latin-1") not in STATUS, "accepted"
+    assert wanted is None, "accepted"
+
+
+def _wanted_code(kind: bytes, body: bytes) -> str | None:
+    """What the maker of this body knew; None where it was changed afterwards."""
+    code, _, checksum = kind.decode("latin-1").partition(" ")
+    return code if checksum == f"{zlib.crc32(body):08x}" and code in STATUS else None
 
 
 def _wanted_id(body: bytes, given: str | None) -> str | None:
@@ -145,7 +154,8 @@ def generate(rng: random.Random) -> bytes:
     match rng.randrange(4):
         case 0 | 1:
             mutant = mutate(rng)
-            return (mutant.code or "any").encode() + b"\n" + mutant.body
+            kind = f"{mutant.code} {zlib.crc32(mutant.body):08x}" if mutant.code else "any"
+            return kind.encode() + b"\n" + mutant.body
         case 2:
             return b"any\n" + damaged(rng, rng.choice(_TYPED), _WORDS, _TYPED)
         case _:

@@ -32,6 +32,9 @@ class UserError(Exception):
 
     exit_status = 1
 
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))  # a name or key of the file may hold line ends
+
 
 class ConfigError(UserError):
     """The configuration cannot be used."""

@@ -86,6 +86,8 @@ def test_reads_everything(tmp_path: Path) -> None:
         ('[synapse]\nstate_dir = "~no-such-user/x"', ["~no-such-user/x", "no such user"]),
         ('[server]\napi_key_file = "a\\u0000b"', ["no path"]),
         ("[server\n", ["not TOML"]),
+        ('"a\\nb" = 1', ["unknown key a b"]),
+        ('[[model]]\npath = "none.gguf"\nname = "a\\nb"', ["none.gguf", "model a b"]),
         ("a = " + "[" * 2000, ["not TOML"]),
         ("a = " + "9" * 5000, ["not TOML"]),
     ],
