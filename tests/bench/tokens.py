@@ -93,9 +93,11 @@ def child(way: str, model: str, cores: int) -> None:
         if what == "load":
             answer: Any = _load(model)
         else:
-            started = time.perf_counter()
+            # On one core CPU time is the same thing, and does not mind what else the machine does.
+            clock = time.process_time if cores == 1 else time.perf_counter
+            started = clock()
             count = run(texts[what])
-            answer = [time.perf_counter() - started, count]
+            answer = [clock() - started, count]
         sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.flush()
 

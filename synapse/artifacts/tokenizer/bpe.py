@@ -16,10 +16,13 @@ from synapse.artifacts.tokenizer import data, regexes
 from synapse.artifacts.tokenizer.errors import NotBuildable
 from synapse.artifacts.tokenizer.models import CUT_CHARS, Runner, joined
 from synapse.artifacts.tokenizer.vocabulary import Vocabulary
+from synapse.artifacts.tokenizer.words import AsciiWords
 
 SPACE_MARK: Final = "▁"
 _UNCUT_GROUPS: Final = frozenset({"exaone-moe", "superbpe"})
 """Groups whose expressions may match across a space between two letters."""
+_PART_CHARS: Final = 160
+"""Texts are looked at in parts of about so many characters: most of them are ASCII in many texts that are not."""
 _BETWEEN_WORDS: Final = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 
 
@@ -135,6 +138,11 @@ class Bpe:
             steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         self._runner = Runner(tokenizer, len(vocabulary), recipe.virtual_ids)
+        self._ascii: AsciiWords | None = None
+        if group.byte_encode and not self._words:
+            words = tokenizers.Tokenizer(model)
+            words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+            self._ascii = AsciiWords(group.regexes, Runner(words, len(vocabulary), recipe.virtual_ids).encode)
         self._escape = vocabulary.escape_whitespaces
         self._cut = group.byte_encode and name.group not in _UNCUT_GROUPS
         self._table = _word_table(vocabulary.lowercase) if self._words else None
@@ -148,9 +156,16 @@ class Bpe:
             pieces = [piece.replace(" ", SPACE_MARK) for piece in pieces]
         if self._direct and any("\n" in piece for piece in pieces):
             return [self._with_newlines(piece) for piece in pieces]
-        if self._cut and any(len(piece) > CUT_CHARS for piece in pieces):
-            return joined([cut_at(piece, _BETWEEN_WORDS) for piece in pieces], self._runner.encode)
-        return self._runner.encode(pieces)
+        if not self._cut:
+            return self._parts(pieces)
+        parts = [cut_at(piece, _BETWEEN_WORDS, _PART_CHARS) for piece in pieces]
+        return joined(parts, self._parts)
+
+    def _parts(self, parts: Sequence[str]) -> list[list[int]]:
+        if self._ascii is None:
+            return self._runner.encode(parts)
+        rest = iter(self._runner.encode([part for part in parts if not part.isascii()]))
+        return [self._ascii.encode(part) if part.isascii() else next(rest) for part in parts]
 
     def _newlines(self, vocabulary: Vocabulary) -> dict[str, int]:
         """Runs of newlines that are tokens but that the merges would not reach: the engine looks them up directly."""
@@ -174,12 +189,12 @@ def merge_texts(texts: Sequence[str | None], merges: bytes) -> list[tuple[str, s
     return [(texts[a] or "", texts[b] or "") for a, b in zip(left, right, strict=True)]
 
 
-def cut_at(text: str, border: re.Pattern[str]) -> list[str]:
-    """A long text in parts of about CUT_CHARS, cut at matches of `border`: before them, never elsewhere."""
+def cut_at(text: str, border: re.Pattern[str], size: int = CUT_CHARS) -> list[str]:
+    """A text in parts of about `size` characters, cut at matches of `border`: before them, never elsewhere."""
     parts: list[str] = []
     start = 0
-    while len(text) - start > CUT_CHARS:
-        found = border.search(text, start + CUT_CHARS)
+    while len(text) - start > size:
+        found = border.search(text, start + size)
         if found is None:
             break
         parts.append(text[start : found.start()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -89,12 +89,13 @@ class CharacterMap:
         self._mapping = mapping
         self._longest = max(map(len, mapping), default=0)
         self._memory: dict[str, str] = {}
-        following = "".join(re.escape(c) for c in sorted({c for key in mapping for c in key[1:]}))
-        single = "".join(re.escape(key) for key in mapping if len(key) == 1)
-        # Whatever matches lies in one of these: a character with all that may follow one in a key, or a single one.
-        parts = [f"(?s:.[{following}]+)"] if following else []
+        # Whatever matches lies in one of these places: a character with all that may follow one in a key, or a single
+        # one. They may be too large but never cut a key.
+        following = _set_of(c for key in mapping for c in key[1:])
+        single = _set_of(key for key in mapping if len(key) == 1)
+        parts = [f"(?s:.{following}+)"] if following else []
         if single:
-            parts.append(f"[{single}]")
+            parts.append(single)
         self._places = re.compile("|".join(parts)) if parts else None
 
     def apply(self, text: str) -> str:
@@ -122,3 +123,12 @@ class CharacterMap:
             else:
                 yield place[at]
                 at += 1
+
+
+def _set_of(characters: Iterable[str]) -> str:
+    """A set for a regular expression: of the basic plane exactly these, of the others all. (Each character beyond the
+    basic plane is tried by itself, a range at once: with a thousand of them a text took twenty times as long.)"""
+    listed = sorted(set(characters))
+    basic = "".join(re.escape(c) for c in listed if c <= "\uffff")
+    beyond = "\U00010000-\U0010ffff" if listed and listed[-1] > "\uffff" else ""
+    return f"[{basic}{beyond}]" if listed else ""

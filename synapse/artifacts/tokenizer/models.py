@@ -53,6 +53,8 @@ class Runner:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text. Raises: TokenizerFailed."""
+        if not texts:
+            return []
         out: list[list[int]] = []
         batch: list[str] = []
         chars = 0

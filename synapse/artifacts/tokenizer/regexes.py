@@ -41,6 +41,9 @@ _HAN: Final = [
 ]  # fmt: skip
 
 _LETTER_BUT: Final = re.compile(r"\(\(\?=\[((?:\\p\{\w+\})+)\]\)\(\[\^([a-z]-[a-z]|[A-Z]-[A-Z])\]\)\)")
+_EMITTED: Final = re.compile(r"\[(\^?)((?:\\x\{[0-9A-F]+\}-?)*)\]")
+_RANGE: Final = re.compile(r"\\x\{([0-9A-F]+)\}(?:-\\x\{([0-9A-F]+)\})?")
+_CAPTURING: Final = re.compile(r"(?<!\\)\((?!\?)")
 _ESCAPES: Final = {"r": "\r", "n": "\n", "t": "\t"}
 
 
@@ -65,6 +68,24 @@ def translate(expression: str) -> str:
             out.append("\\z" if char == "$" else char)
             at += 1
     return "".join(out)
+
+
+@cache
+def translate_ascii(expression: str) -> str:
+    """The same for Python's `re` and texts that are ASCII only; without groups that capture."""
+    text = _EMITTED.sub(lambda match: _clipped(match[1], match[2]), translate(expression))
+    return _CAPTURING.sub("(?:", text).replace("\\z", "\\Z")
+
+
+def _clipped(negated: str, ranges: str) -> str:
+    parts: list[str] = []
+    for match in _RANGE.finditer(ranges):
+        low, high = int(match[1], 16), int(match[2] or match[1], 16)
+        if low < 0x80:
+            parts.append(f"\\x{low:02x}-\\x{min(high, 0x7F):02x}")
+    if parts:
+        return f"[{negated}{''.join(parts)}]"
+    return r"[\x00-\x7f]" if negated else r"[^\x00-\x7f]"
 
 
 @cache
