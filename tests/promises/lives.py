@@ -120,11 +120,13 @@ async def life(
     latency_s: float = 0.0,
     work: Callable[[m.Request], float] = work_s,
     ready: bool = True,
+    faulty: Sequence[str] = ROLES,
 ) -> AsyncIterator[Life]:
     """A supervisor with one lane of each role. The clock jumps from when the files are read. On leaving, everything is
     stopped, and the journal is judged.
 
-    Must run under a MockClock that stands still (`autojump_clock` of tests/promises).
+    `faulty`: the roles whose workers the plan applies to. Must run under a MockClock that stands still
+    (`autojump_clock` of tests/promises).
     """
     clock = trio.lowlevel.current_clock()
     assert isinstance(clock, MockClock)
@@ -132,9 +134,8 @@ async def life(
         lambda spec: FaultyEngine(Plan("")),
         plan,
         work_s=work,
-        faulty=lambda spec: not spec.worker_id.startswith("text"),
+        faulty=lambda spec: spec.env.get("ROLE") in faulty,
         pipe_bytes=pipe_bytes,
-        latency_s=latency_s,
     )
     journal = Journal()
     recorder = Recorder(host, journal)
@@ -152,13 +153,13 @@ async def life(
         for role in roles:
             path = directory / f"{role}.gguf"
             path.write_bytes(f"faulty role={role}".encode())
-            chosen = replace(profile or Profile(workers=2, parallel=3), argv=["virtual"])
+            chosen = replace(profile or Profile(workers=2, parallel=3), argv=["virtual"], env={"ROLE": role})
             lanes.append(lane := supervisor.start(path, chosen))
             # Files are read in threads, of which a clock that jumps knows nothing: it stands still meanwhile. One lane
             # after the other, so that which thread is faster changes nothing.
             while lane.info is None:
                 await trio.lowlevel.checkpoint()
-        clock.autojump_threshold = 0
+        clock.autojump_threshold, host.latency_s = 0, latency_s
         if ready:
             for lane in lanes:
                 await lane.ready()
