@@ -213,6 +213,11 @@ class ManagedServer:
         await self._probe.wait()
         self._probe = trio.Event()
 
+    @property
+    def degraded(self) -> bool:
+        """Programs of this kind crashed too often lately, whichever they were (W9)."""
+        return self._budget.degraded(trio.current_time())
+
     def unavailable(self) -> LaneUnavailable | None:
         """Why it takes no requests now; None: it does."""
         if self.state == "loaded":

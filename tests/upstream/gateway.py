@@ -58,15 +58,15 @@ kind = "llama-server"
 path = "headless.gguf"
 
 [[upstream]]
-name = "by-socket"
+name = "elsewhere"
 kind = "llama-server"
 url = "unix:{socket}"
 profile = "one"
 
 [[upstream]]
-name = "by-socket"
+name = "elsewhere"
 kind = "llama-server"
-url = "unix:{socket}"
+url = "{tcp}"
 profile = "two"
 
 [[upstream]]
@@ -123,14 +123,13 @@ class Upstreams:
 
 
 @contextlib.contextmanager
-def llama_server(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A llama-server that nobody supervises, ready."""
+def llama_server(*arguments: str, log: Path) -> Iterator[str]:
+    """A llama-server that nobody supervises, ready; its address."""
     command = [sys.executable, "-m", "worker_bin.llama_server", *arguments]
     with open(log, "wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
     try:
-        _lines_until(process, "llama-server (", log)
-        yield process
+        yield _lines_until(process, "llama-server (", log)[-1].rpartition(" on ")[2]
     finally:
         process.kill()
         process.wait()
@@ -140,8 +139,9 @@ def llama_server(*arguments: str, log: Path) -> Iterator[subprocess.Popen[bytes]
 
 @pytest.fixture(scope="session")
 def upstreams(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstreams]:
-    """See CONFIG: llama-servers of its own (`eyes`, `vectors`, `judge`, `headless`), one that runs elsewhere
-    (`by-socket`), another Pumas (`...-there`), a fake (`faked`, `faked-vectors`), and one lane (`local`)."""
+    """See CONFIG: llama-servers of its own (`eyes`, `vectors`, `judge`, `headless`); two that run elsewhere
+    (`elsewhere`: by socket as `one`, by URL as `two`); another Pumas (`...-there`); a fake (`faked`, `faked-vectors`);
+    one lane (`local`)."""
     directory = tmp_path_factory.mktemp("upstreams")
     models.tiny_llama(directory / "tiny.gguf", context=2048)
     models.tiny_llama(directory / "vectors.gguf", context=2048, extra={"llama.pooling_type": 3})
@@ -153,9 +153,13 @@ def upstreams(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Ite
     key.chmod(0o600)
     with tempfile.TemporaryDirectory(prefix="up-") as short, fake_in_thread() as fake:
         socket = f"{short}/there.sock"
-        arguments = ("--model", str(directory / "tiny.gguf"), "--host", socket, "--ctx-size", "2048", "--threads", "1")
-        with llama_server(*arguments, log=directory / "llama.log"):
+        arguments = ("--model", str(directory / "tiny.gguf"), "--ctx-size", "2048", "--threads", "1")
+        with (
+            llama_server(*arguments, "--host", socket, log=directory / "one.log"),
+            llama_server(*arguments, "--host", "127.0.0.1", "--port", "0", log=directory / "two.log") as tcp,
+        ):
             config = directory / "pumas.toml"
-            config.write_text(CONFIG.format(patient=PATIENT, socket=socket, pumas=gateway.url, fake=fake.url))
+            places = {"socket": socket, "tcp": tcp, "pumas": gateway.url, "fake": fake.url}
+            config.write_text(CONFIG.format(patient=PATIENT, **places))
             with running(directory, "--config", str(config)) as started:
                 yield Upstreams(started, gateway, fake)

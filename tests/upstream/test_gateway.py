@@ -39,7 +39,7 @@ def test_discovery_shows_what_each_server_said(upstreams: Upstreams) -> None:
         "vectors": {"text_embedding", "multimodal_embedding"},
         "judge": {"decision"},
         "headless": set(),
-        "by-socket": text,
+        "elsewhere": text,
         "smol-there": text,
         "minilm-there": {"text_embedding"},
         "ranker-there": {"rerank"},
@@ -51,9 +51,11 @@ def test_discovery_shows_what_each_server_said(upstreams: Upstreams) -> None:
     assert found["eyes"]["provider"] == "llama.cpp"
     assert {"text", "image", "audio"} <= set(found["eyes"]["modalities"]["input"])
     assert found["eyes"]["context_tokens"] == 2048
+    assert found["eyes"]["model_id"] == found["local"]["model_id"], "the same file"
+    assert found["elsewhere"]["model_id"] == "tiny.gguf", "not the path that it has there"
     assert found["vectors"]["modalities"]["output"] == ["vector"]
     assert found["judge"]["modalities"]["output"] == ["json"]
-    assert found["by-socket"]["profile_required"] is True
+    assert found["elsewhere"]["profile_required"] is True
     assert found["headless"]["load_state"] == "failed"
     assert "ranking head" in found["headless"]["detail"]["error"]
 
@@ -71,7 +73,7 @@ def test_health_shows_every_upstream(upstreams: Upstreams) -> None:
     lanes = {lane["model"]: lane for lane in body["lanes"]}
     assert body["status"] == "degraded", "headless has failed"
     assert lanes["headless"]["state"] == "failed"
-    assert {lanes[name]["state"] for name in ("eyes", "by-socket", "smol-there", "faked")} == {"loaded"}
+    assert {lanes[name]["state"] for name in ("eyes", "elsewhere", "smol-there", "faked")} == {"loaded"}
     assert lanes["faked"]["detail"] == {"running": "0", "queued": "0"}
 
 
@@ -190,7 +192,7 @@ def test_openai_routes_of_our_own_llama_server(upstreams: Upstreams) -> None:
 def test_one_file_says_the_same_wherever_it_runs(upstreams: Upstreams) -> None:
     """Our worker's Q8_0 cache is not llama-server's F16 one, so here only the two llama-servers are compared."""
     fields = {"capability": "chat_generation", "input": user("Name a colour"), "output": "text", "options": GREEDY}
-    texts = {upstreams.ask(model="by-socket", profile=p, **fields)["text"] for p in ("one", "two")}
+    texts = {upstreams.ask(model="elsewhere", profile=p, **fields)["text"] for p in ("one", "two")}
     assert texts == {upstreams.ask(model="eyes", **fields)["text"]}
 
 

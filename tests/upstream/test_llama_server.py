@@ -150,6 +150,25 @@ async def cut_off(provider: UpstreamProvider, server: ManagedServer, number: sig
                     number = None  # type: ignore[assignment]
 
 
+async def test_one_that_is_never_ready_spends_its_budget_too(tmp_path: Path) -> None:
+    """The boot has a deadline, which grows with the file; the program ignores SIGTERM and is killed."""
+    path = tmp_path / "tiny.gguf"
+    tiny_llama(path)
+    program = tmp_path / "waits"
+    program.write_text("#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 3600; done\n")
+    program.chmod(0o755)
+    async with supervisor(tmp_path, backoff_first_s=0.01, load_base_s=0.1) as owner:
+        with private_socket() as socket:
+            managed = ManagedLlama(owner, "m", ServerOptions(path=str(path), program=str(program)), socket)
+            with trio.fail_after(BOUND_S):
+                await managed.start()
+                with pytest.raises(Quarantined, match="was not ready after"):
+                    await managed.ready()
+            assert managed.server is not None
+            assert managed.server.last_crash is not None
+            assert managed.server.last_crash.stage == "timeout"
+
+
 async def test_one_that_dies_at_each_start_is_quarantined_until_it_is_probed(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     tiny_llama(path)

@@ -66,6 +66,10 @@ BAD: dict[str, tuple[Answer, str]] = {
     "sends broken UTF-8": (sends(SSE + b"data: \xff\xfe\n\n"), "invalid_provider_result"),
     "sends a line of 300 kB": (sends(SSE + b"data: " + b"x" * 300_000 + b"\n\n"), "invalid_provider_result"),
     "has the wrong content type": (sends(OK + b"connection: close\r\n\r\n" + GOOD), "invalid_provider_result"),
+    "compresses": (
+        sends(SSE.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n") + b"\x1f\x8b"),
+        "invalid_provider_result",
+    ),
     "redirects": (
         sends(b"HTTP/1.1 307 Elsewhere\r\nlocation: http://127.0.0.1:1/x\r\ncontent-length: 0\r\n\r\n"),
         "provider_failure",

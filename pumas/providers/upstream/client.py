@@ -99,6 +99,7 @@ class UpstreamResponse:
         self.status: int = response.status
         found = {name.lower(): value.decode("latin-1") for name, value in response.headers}
         self.content_type = found.get(b"content-type", "")
+        self.encoding = found.get(b"content-encoding", "").strip().lower()
         self.retry_after = found.get(b"retry-after")
         self.is_stream = self.content_type.lower().startswith("text/event-stream")
 
@@ -176,7 +177,7 @@ class Upstream:
 
         Blocks without a deadline once connected; connecting is bounded by CONNECT_S. Cancelling closes the transport.
         Raises: ContractError `capability_unavailable`/`not_admitted` while nothing was sent, `transport_lost`/`unknown`
-        afterwards, `provider_failure`/`unknown` for a redirect.
+        afterwards, `provider_failure`/`unknown` for a redirect, `invalid_provider_result` for a compressed answer.
         """
         exchange = _Exchange()
         failure = _Failure(self.provider, exchange)
@@ -218,7 +219,14 @@ class Upstream:
                         f"the provider {self.provider} answered with a redirect ({response.status}), which is refused",
                         outcome="unknown",
                     )
-                yield UpstreamResponse(response, failure)
+                answer = UpstreamResponse(response, failure)
+                if answer.encoding not in ("", "identity"):
+                    raise ContractError(
+                        "invalid_provider_result",
+                        f"the provider {self.provider} sent a compressed answer, which it was asked not to do",
+                        outcome="unknown",
+                    )
+                yield answer
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 1.0):
                     await response.aclose()

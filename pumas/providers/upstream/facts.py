@@ -103,6 +103,16 @@ def descriptors(kind: Kind, observed: Observed | None, reason: str | None) -> tu
     return capabilities(observed.inputs, {n: offers[n] for n in names}, otherwise=otherwise)
 
 
+def short_digest(digest: str) -> str:
+    """`sha256:` and 12 hex digits (D3)."""
+    return digest[: len("sha256:") + 12]
+
+
+def library_name(name: str) -> str:
+    """A server without an alias calls its model by the path of a file, which is nobody's business."""
+    return name.rpartition("/")[2] if name.startswith("/") else name
+
+
 @lru_cache(maxsize=1024)
 def served(
     alias: str, profile: str, provider: str, kind: Kind, observed: Observed | None, state: LoadState, reason: str | None
@@ -112,7 +122,7 @@ def served(
     return ServedModel(
         model=alias,
         profile=profile,
-        model_id="unknown" if observed is None else observed.name,
+        model_id="unknown" if observed is None else library_name(observed.name),
         provider=provider,
         load_state=state,
         context_tokens=None if observed is None else observed.context,

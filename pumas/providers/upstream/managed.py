@@ -98,6 +98,8 @@ class ManagedLlama:
         upstream: the client of its socket.
         recorded: the capabilities that the configuration or the file records; empty until it was read.
         server: its supervision, once the file was read.
+        digest: the file's; empty until it was read.
+        failure: what is wrong with the file or the program, if it could not be started at all.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class ManagedLlama:
         self.upstream = Upstream("llama.cpp", f"unix:{socket}")
         self.recorded = self._wanted
         self.server: ManagedServer | None = None
+        self.digest = ""
         self.failure: SynapseError | None = None
         self._starting = trio.Lock()
         self._told = trio.Event()
@@ -129,6 +132,7 @@ class ManagedLlama:
             try:
                 program = find_program(self._options.program)
                 info = await self._supervisor.text.ingest(self._options.path, header_only=True)
+                self.digest = info.digest
                 check_role(info, self._wanted)
                 self.recorded = self._wanted or (() if info.decision else RECORDED[info.role])
                 self.server = self._supervisor.serve(self._spec(info, program))

@@ -20,6 +20,8 @@ from pumas.providers.upstream.client import Upstream
 from pumas.providers.upstream.facts import Kind, Observed
 from pumas.providers.upstream.results import decode, refusal
 
+MODALITIES = ("text", "image", "audio", "video")
+"""Words that a server may use for what a model takes; it may use others, which mean nothing here."""
 ABOUT_MAX_BYTES = 4 * 1024 * 1024
 """How much a server may say about its models."""
 
@@ -103,7 +105,8 @@ async def observe_llama_server(upstream: Upstream, wanted: Wanted, recorded: tup
     if state == "loaded":
         query = b"?autoload=false&model=" + quote(found.id, safe="").encode() if router else b""
         props: _Props = await ask(upstream, b"GET", b"/props" + query, _Props)
-        context = None if props.default_generation_settings is None else props.default_generation_settings.n_ctx
+        settings = props.default_generation_settings
+        context = None if settings is None else _positive(settings.n_ctx)
         if found.architecture is None:
             media = {"vision": "image", "audio": "audio"}
             inputs = ["text", *(media[name] for name, on in props.modalities.items() if on and name in media)]
@@ -112,8 +115,8 @@ async def observe_llama_server(upstream: Upstream, wanted: Wanted, recorded: tup
     width = meta.get("n_embd")
     return Observed(
         name=found.id,
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
+        inputs=tuple(word for word in MODALITIES if word in inputs),
+        outputs=tuple(word for word in ("text", "decisions") if word in outputs),
         context=context,
         load_state=state,
         recorded=recorded,
@@ -142,12 +145,12 @@ class _Tag(msgspec.Struct):
 
 
 class _Tags(msgspec.Struct):
-    models: list[_Tag] = []
+    models: list[_Tag] | None = None
 
 
 class _Shown(msgspec.Struct):
-    capabilities: list[str] = []
-    model_info: dict[str, Any] = {}
+    capabilities: list[str] | None = None
+    model_info: dict[str, Any] | None = None
     parameters: str = ""
     """The Modelfile's, a line each, as in `num_ctx    4096`."""
 
@@ -159,7 +162,7 @@ class _Running(msgspec.Struct):
 
 
 class _RunningModels(msgspec.Struct):
-    models: list[_Running] = []
+    models: list[_Running] | None = None
 
 
 OLLAMA_CAPABILITIES = {"completion": ("chat_generation", "text_generation"), "embedding": ("text_embedding",)}
@@ -171,16 +174,16 @@ async def observe_ollama(upstream: Upstream, wanted: Wanted, recorded: tuple[str
     name = wanted.name
     names = {name, name if ":" in name else f"{name}:latest"}
     tags: _Tags = await ask(upstream, b"GET", b"/api/tags", _Tags)
-    listed = next((tag for tag in tags.models if tag.name in names or tag.model in names), None)
+    listed = next((tag for tag in tags.models or () if tag.name in names or tag.model in names), None)
     if listed is None:
         raise unknown(upstream, name)
     shown: _Shown = await ask(upstream, b"POST", b"/api/show", _Shown, msgspec.json.encode({"model": name}))
     running: _RunningModels = await ask(upstream, b"GET", b"/api/ps", _RunningModels)
-    live = next((m for m in running.models if m.name in names or m.model in names), None)
+    live = next((m for m in running.models or () if m.name in names or m.model in names), None)
     configured = next((line.split()[1] for line in shown.parameters.splitlines() if _NUM_CTX.match(line)), None)
     context = _positive(live.context_length) if live is not None else None
     context = context or (int(configured) if configured else None) or _positive(_info(shown, ".context_length"))
-    can = recorded or tuple(c for word in shown.capabilities for c in OLLAMA_CAPABILITIES.get(word, ()))
+    can = recorded or tuple(c for word in shown.capabilities or () for c in OLLAMA_CAPABILITIES.get(word, ()))
     return Observed(
         name=name,
         inputs=("text",),
@@ -197,7 +200,7 @@ _NUM_CTX = re.compile(r"\s*num_ctx\s+[1-9][0-9]{0,8}\s*$")
 
 
 def _info(shown: _Shown, ending: str) -> Any:
-    return next((value for key, value in shown.model_info.items() if key.endswith(ending)), None)
+    return next((value for key, value in (shown.model_info or {}).items() if key.endswith(ending)), None)
 
 
 async def observe_openai(upstream: Upstream, wanted: Wanted, recorded: tuple[str, ...]) -> Observed:
@@ -207,7 +210,9 @@ async def observe_openai(upstream: Upstream, wanted: Wanted, recorded: tuple[str
     found = next((model for model in models if model.id == wanted.name), None)
     if found is None:
         raise unknown(upstream, wanted.name)
-    return Observed(name=found.id, inputs=("text",), outputs=("text",), context=found.max_model_len, recorded=recorded)
+    return Observed(
+        name=found.id, inputs=("text",), outputs=("text",), context=_positive(found.max_model_len), recorded=recorded
+    )
 
 
 OBSERVERS: dict[Kind, Observer] = {

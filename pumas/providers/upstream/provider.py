@@ -36,7 +36,7 @@ from pumas.operations import (
 from pumas.providers.base import LaneHealth
 from pumas.providers.upstream import bodies, results
 from pumas.providers.upstream.client import Upstream, UpstreamResponse
-from pumas.providers.upstream.facts import Kind, Observed, served
+from pumas.providers.upstream.facts import Kind, Observed, served, short_digest
 from pumas.providers.upstream.managed import ManagedLlama
 from pumas.providers.upstream.observe import OBSERVERS, Wanted
 from pumas.providers.upstream.stream import FiniteText, UpstreamTextStream
@@ -191,6 +191,8 @@ class UpstreamProvider:
         state, reason = self._state()
         why = self._why()
         made = served(self.alias, self.profile, self._upstream.provider, self.kind, self._observed, state, reason)
+        if self._managed is not None and self._managed.digest:
+            made = msgspec.structs.replace(made, model_id=short_digest(self._managed.digest))
         return made if why is None else msgspec.structs.replace(made, detail={"error": why})
 
     def health(self) -> LaneHealth:
@@ -206,7 +208,12 @@ class UpstreamProvider:
         if reason is None and state != "loaded":
             detail["load_state"], state = state, "loaded"
         return LaneHealth(
-            model=self.alias, profile=self.profile, state=state, age_s=trio.current_time() - seen, detail=detail
+            model=self.alias,
+            profile=self.profile,
+            state=state,
+            age_s=trio.current_time() - seen,
+            degraded=server is not None and server.degraded,
+            detail=detail,
         )
 
     async def _admit(self, capability: str) -> str:
@@ -284,7 +291,7 @@ class UpstreamProvider:
     async def generate(self, operation: GenerateText) -> AsyncIterator[TextStream]:
         async with self._answered(operation.capability, lambda name: bodies.generate(operation, name)) as response:
             if not operation.stream:
-                said = results.text(await response.read())
+                said = await off_loop(results.text, await response.read())
                 assert said.delta is not None
                 assert said.finish_reason is not None
                 assert said.usage is not None
