@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,12 +137,20 @@ def test_what_a_worker_says_leaves_without_credentials_or_control_characters(gua
 
 
 def test_clients_forge_no_line_of_the_log(guarded: Gateway) -> None:
-    before = guarded.log().count("\n")
-    paths = ["/%0aforged%20status=200", "/%1b[2J", "/%e2%80%ae", "/x?api_key=sk-proj-aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xY"]
+    key = "sk-proj-aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xY"
+    paths = [
+        "/forge%0aforged%20status=200",
+        "/forge%1b[2J",
+        "/forge%e2%80%ae",
+        f"/forge/{key}",
+        f"/forge?api_key={key}",
+    ]
     statuses = [guarded.ask("GET", path, headers={"Authorization": f"Bearer {KEY}"}).status for path in paths]
-    assert set(statuses) == {400, 404}
-    lines = guarded.log().splitlines()[before:]
-    assert len(lines) == statuses.count(404), "what is refused as HTTP reaches no log"
+    assert statuses == [400, 400, 404, 404, 404]
+    deadline = time.monotonic() + BOUND_S
+    while len(lines := [line for line in guarded.log().split("\n")[:-1] if "forge" in line and "liar" not in line]) < 3:
+        assert time.monotonic() < deadline, "a thread writes the log; it did not come"
+    assert len(lines) == 3, "what is refused as HTTP reaches no log"
     assert all(line[0].isdigit() and line.isprintable() for line in lines), lines
     assert "aB3dE5fG7hJ9" not in "".join(lines)
 
