@@ -105,15 +105,19 @@ def _reported(body: bytes) -> Any:
         return None
 
 
-def reason(error: Any) -> str:
-    """The provider's own reported reason from an error, or "" where it gives none that can be told."""
+def reason(body: bytes) -> str:
+    """The provider's own reported reason from an error body, or "" where it gives none that can be told."""
+    return _told(_reported(body))
+
+
+def _told(error: Any) -> str:
     text = error.get("message") if isinstance(error, dict) else error
     return text[:MAX_REASON_CHARS] if isinstance(text, str) else ""
 
 
 def refusal(provider: str, status: int, body: bytes) -> ContractError:
     """An error status, with the reason that the provider reported."""
-    why = reason(_reported(body))
+    why = reason(body)
     return ContractError(
         "provider_failure",
         f"the provider {provider} refused the request with status {status}" + (f": {why}" if why else ""),
@@ -157,7 +161,7 @@ def event(data: str, provider: str) -> TextEvent:
     """One event of a streamed completion. Raises provider_failure for an error object in mid-stream."""
     body = data.encode()
     if (error := _reported(body)) is not None:
-        why = reason(error)
+        why = _told(error)
         message = f"the provider {provider} failed in mid-stream" + (f": {why}" if why else "")
         raise ContractError("provider_failure", message, outcome="unknown")
     value = decode(body, _Completion)
