@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+import resource
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,10 +16,15 @@ from fuzz.mutate import damaged
 from fuzz.targets import FAILURES, Target
 
 _SHRINK_S = 20.0
+_MOST_GROWTH_BYTES = 256 << 20
 
 
 class TooSlow(AssertionError):
     """An input took more CPU time than any of its size may."""
+
+
+class TooLarge(AssertionError):
+    """An input took more memory than any of its size may."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ def hunt(
 
 def outcome(target: Target, data: bytes) -> BaseException | None:
     """What breaks the invariant with this input, if anything."""
-    started = time.process_time()
+    started, before = time.process_time(), _peak_bytes()
     try:
         target.check(data)
     except (KeyboardInterrupt, SystemExit):
@@ -80,7 +87,15 @@ def outcome(target: Target, data: bytes) -> BaseException | None:
         return error
     if (taken := time.process_time() - started) > target.slow_s:
         return TooSlow(f"{len(data)} bytes took {taken:.1f} s of CPU time, more than {target.slow_s:g}")
+    if (grown := _peak_bytes() - before) > _MOST_GROWTH_BYTES:
+        return TooLarge(f"{len(data)} bytes took {grown >> 20} MiB of memory")
     return None
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process ever had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def keep(target: Target, data: bytes, directory: Path = FAILURES) -> Path:

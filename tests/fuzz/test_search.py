@@ -14,7 +14,7 @@ import pytest
 
 import fuzz.__main__ as program
 from fuzz.boxed import BY_LIMITS, Box
-from fuzz.hunt import hunt, keep, outcome
+from fuzz.hunt import TooSlow, hunt, keep, outcome
 from fuzz.mutate import damaged, pieces
 from fuzz.targets import Target
 from fuzz.watch import Notes
@@ -48,6 +48,17 @@ def test_a_failure_is_found_and_made_small(tmp_path: Path) -> None:
 def test_where_nothing_fails_it_ends_after_its_inputs() -> None:
     calm = Target("calm", "anything", lambda data: None, _letters)
     assert hunt(calm, 1, lambda number: number < 50, lambda data: None) == (50, None)
+
+
+def test_what_takes_too_much_is_a_failure() -> None:
+    code = (
+        "from fuzz.hunt import outcome; from fuzz.targets import Target\n"
+        "greedy = Target('greedy', 'little memory', lambda data: bytearray(b'x') * (400 << 20), lambda rng: b'')\n"
+        "print(type(outcome(greedy, b'')).__name__)"  # in a process of its own: what counts is the most it ever had
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "TooLarge\n"
+    slow = Target("slow", "little time", lambda data: sum(range(100_000)), _letters, slow_s=0.0)
+    assert isinstance(outcome(slow, b""), TooSlow)
 
 
 def test_damage_is_seeded_and_pieces_make_the_whole() -> None:

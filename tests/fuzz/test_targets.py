@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fuzz.hunt import inputs
 from fuzz.targets import NAMES, Target, load
@@ -45,6 +48,20 @@ def test_every_invariant_holds(target: Target) -> None:
             target.check(data)
         except Exception as error:
             raise AssertionError(f"input {number}, {data[:300]!r}: {target.invariant}") from error
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if EXAMPLES[name] >= 500])
+def test_any_bytes_and_any_seed(name: str) -> None:
+    """Bytes of no format at all, and inputs of any seed; Hypothesis makes what it finds small."""
+    target = load(name)
+
+    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    @given(data=st.binary(max_size=300), seed=st.integers(0, 2**64))
+    def holds(data: bytes, seed: int) -> None:
+        target.check(data)
+        target.check(target.generate(random.Random(seed)))
+
+    holds()
 
 
 @pytest.mark.parametrize("target", NAMES, indirect=True)
