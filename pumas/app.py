@@ -125,7 +125,7 @@ class AccessLog:
             log.event(
                 "request",
                 method=scope["method"],
-                path=scope["path"],
+                path=scope["path"][:300],
                 status=status,
                 complete=None if complete else "no",
                 seconds=time.monotonic() - began,
