@@ -1,0 +1,1 @@
+"""The full figures of docs/PROMISES.md: `python -m tests.proof`."""
