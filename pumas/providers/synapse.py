@@ -66,7 +66,8 @@ class SynapseProvider:
         health = self.lane.health()
         detail = {
             "error": health.error or "",
-            "workers": " ".join(f"{worker.pid}:{worker.state}" for worker in health.workers if worker.pid),
+            "workers": str(sum(worker.live for worker in health.workers)),
+            "pids": " ".join(f"{worker.pid}:{worker.state}" for worker in health.workers if worker.pid),
             "rss_mb": f"{sum(worker.rss_mb for worker in health.workers):.0f}",
             "crashes": str(health.crashes),
             "queued": str(health.queued),
@@ -213,6 +214,8 @@ class SynapseProvider:
             state = self.lane.state
             reason = REASONS.get(state, "runtime_unavailable")
             message = f"{reason}: {self.alias} is {state}" + (f": {self.lane.error}" if self.lane.error else "")
+            if state in ("failed", "quarantined"):
+                message += f"; to try again: pumas probe {self.alias}"
             raise ContractError("capability_unavailable", message, retry_after=1.0 if state == "loading" else None)
         return info, measured
 

@@ -26,7 +26,7 @@ def describe(alias: str, profile: str, lane: Lane) -> ServedModel:
         profile=profile,
         model_id=model_id(lane.info.digest) if lane.info is not None else "unknown",
         provider="llama.cpp" if lane.profile.engine == "llama" else "onnxruntime",
-        load_state=state,
+        load_state="loading" if lane.restarting else state,
         context_tokens=facts.context or None,
         modalities=lane_modalities(facts),
         capabilities=lane_capabilities(facts),
@@ -72,6 +72,8 @@ def _detail(lane: Lane) -> dict[str, str]:
     info, measured = lane.info, lane.measured
     if lane.error:
         detail["error"] = lane.error
+    if lane.restarting:
+        detail["restarting"] = "its worker ended; requests wait for the next one"
     if info is not None:
         detail["architecture"] = info.architecture
         detail["weights"] = info.weights

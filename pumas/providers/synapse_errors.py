@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pumas import log
 from pumas.contract.errors import ContractError, Outcome
 from synapse import errors as synapse_errors
 
@@ -83,17 +82,12 @@ def contract_error(error: synapse_errors.SynapseError) -> ContractError:
 
 @contextmanager
 def translated(model: str) -> Iterator[None]:
-    """Turn synapse's errors into the contract's; a dead worker's last output goes to the log."""
+    """Turn synapse's errors into the contract's. What a lane logs by itself (crashes) is marked so."""
     try:
         yield
     except synapse_errors.SynapseError as error:
-        if isinstance(error, synapse_errors.EngineCrashed):
-            log.event(
-                "engine_crashed",
-                model=model,
-                stage=error.stage,
-                exit_status=error.exit_status,
-                message=str(error),
-                log_tail=error.log_tail[-2048:] or None,
-            )
-        raise contract_error(error) from error
+        translation = contract_error(error)
+        if isinstance(error, synapse_errors.Quarantined):
+            translation.message += f"; to try again: pumas probe {model}"
+        translation.logged = isinstance(error, synapse_errors.EngineCrashed)
+        raise translation from error

@@ -66,15 +66,17 @@ def starts(directory: Path) -> int:
     return (directory / "bin" / "starts").read_text().count("start")
 
 
-def state(gateway: Gateway) -> tuple[str, str]:
-    found = next(m for m in gateway.get("/v1/served-models").json()["models"] if m["model"] == "m")
-    return found["load_state"], found.get("detail", {}).get("error", "")
+def described(gateway: Gateway) -> Any:
+    return next(m for m in gateway.get("/v1/served-models").json()["models"] if m["model"] == "m")
 
 
 def test_quarantine_outlives_a_restart_and_a_probe_ends_it(tmp_path: Path) -> None:
     config = prepare(tmp_path)
     with running(tmp_path, "--config", str(config)) as gateway:
-        assert state(gateway)[0] == "quarantined"
+        found = described(gateway)
+        assert found["load_state"] == "quarantined"
+        assert "status 3" in found["detail"]["error"]
+        assert {c["availability"]["reason"] for c in found["capabilities"]} == {"quarantined"}
         assert starts(tmp_path) == 3
         refused = gateway.operation(**OPERATION)
         error = refused.json()["error"]
@@ -84,7 +86,7 @@ def test_quarantine_outlives_a_restart_and_a_probe_ends_it(tmp_path: Path) -> No
         local = gateway.operation(**OPERATION | {"model": "local"})
         assert local.status == 200, "the others are served (D7)"
     with running(tmp_path, "--config", str(config)) as gateway:
-        assert state(gateway)[0] == "quarantined"
+        assert described(gateway)["load_state"] == "quarantined"
         assert starts(tmp_path) == 3, "nothing was started"
         (tmp_path / "bin" / "works").touch()
         probed = subprocess.run(program("probe", "m", "--url", gateway.url), capture_output=True, timeout=BOUND_S)

@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--ctx-size", type=int, default=0)
     made.add_argument("--parallel", type=int, default=1)
     made.add_argument("--threads", type=int, default=0)
+    made.add_argument("--batch-size", type=int, default=0)
     made.add_argument("--ubatch-size", type=int, default=0)
     made.add_argument("--cache-type-k", choices=sorted(KV_TYPES), default="f16")
     made.add_argument("--cache-type-v", choices=sorted(KV_TYPES), default="f16")
@@ -50,9 +51,10 @@ def params(arguments: argparse.Namespace) -> xllamacpp.CommonParams:
         made.mmproj.path = arguments.mmproj
     if arguments.threads:
         made.cpuparams.n_threads = made.cpuparams_batch.n_threads = arguments.threads
+    if arguments.batch_size:
+        made.n_batch = arguments.batch_size
     if arguments.ubatch_size:
         made.n_ubatch = arguments.ubatch_size
-        made.n_batch = max(made.n_batch, arguments.ubatch_size)
     made.cache_type_k = getattr(xllamacpp.ggml_type, KV_TYPES[arguments.cache_type_k])
     made.cache_type_v = getattr(xllamacpp.ggml_type, KV_TYPES[arguments.cache_type_v])
     if arguments.embeddings or arguments.reranking:

@@ -14,6 +14,7 @@ import msgspec
 
 from pumas.contract import limits
 from pumas.contract.describe import (
+    DOWN,
     LOCAL_SAMPLING,
     MISMATCH,
     Offer,
@@ -100,6 +101,8 @@ def descriptors(kind: Kind, observed: Observed | None, reason: str | None) -> tu
         "decision": Offer(reason=reason, without=("audio",)),
     }
     otherwise = MISMATCH if names else "unknown_model_task"
+    if reason in DOWN:  # which all ten show (D6)
+        otherwise = reason
     return capabilities(observed.inputs, {n: offers[n] for n in names}, otherwise=otherwise)
 
 

@@ -71,7 +71,8 @@ def arguments(options: ServerOptions, info: ModelInfo, socket: str, alias: str) 
         made += ["--mmproj", options.mmproj]
     if info.role != "generate" or info.decision:
         # An encoder takes a text, a query with its document, or a whole decision in one micro-batch.
-        made += ["--ubatch-size", str(min(context, MAX_MICRO_BATCH))]
+        batch = str(min(context, MAX_MICRO_BATCH))
+        made += ["--batch-size", batch, "--ubatch-size", batch]
     if info.role != "generate" and not info.decision:
         made += ["--embeddings" if info.role == "embed" else "--reranking"]
     return [*made, *options.arguments]
