@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,10 +39,8 @@ async def test_the_socket_file_vanishes(runtime_dir: Path) -> None:
 
             async def sabotage(seen: SeenHost = seen, path: Path = path, replace: bool = replace) -> None:
                 pid = await seen.stopped()
-                path.unlink()
-                if replace:
-                    path.write_bytes(b"no socket")
-                os.kill(pid, 18)
+                _remove(path, replace)
+                os.kill(pid, signal.SIGCONT)
 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(sabotage)
@@ -55,8 +54,14 @@ async def test_the_socket_file_vanishes(runtime_dir: Path) -> None:
                 await ping(worker)
 
 
+def _remove(path: Path, replace: bool) -> None:
+    path.unlink()
+    if replace:
+        path.write_bytes(b"no socket")
+
+
 async def test_no_memory_for_a_reply(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """52: the supervisor has no memory for what came. It is no silent loss: the error is its own, and nothing is left."""
+    """52: the supervisor has no memory for what came. The error is its own, and nothing is left."""
     with RealHost(runtime_dir) as host:
         failed = trio.Event()
 
@@ -80,16 +85,21 @@ async def test_no_memory_for_a_reply(runtime_dir: Path, monkeypatch: pytest.Monk
 async def test_a_quarantine_that_cannot_be_recorded(runtime_dir: Path, tmp_path: Path) -> None:
     """53: the state directory cannot be written to. The quarantine holds all the same, and says so."""
     async with open_lab(runtime_dir, tmp_path) as lab:
-        shutil.rmtree(tmp_path / "state")
-        (tmp_path / "state").write_text("a file where the directory would be")
         lane = lab.start(lab.model(role="embed"), "exit=3@EMBED_BATCH")
         with trio.fail_after(BOUND_S):
             await lane.ready()
+            _unwritable(tmp_path / "state")
             for _ in range(3):
                 with pytest.raises(EngineCrashed):
                     await lane.embed([text_of(3)], max_queue=None)
             with pytest.raises(Quarantined, match="not recorded"):
                 await lane.embed([text_of(3)])
+
+
+def _unwritable(directory: Path) -> None:
+    """A file takes the directory's place: root could write past any mode."""
+    shutil.rmtree(directory)
+    directory.write_text("a file where the directory would be")
 
 
 def test_one_request_id_several_times_at_once(gateway: Gateway) -> None:
