@@ -74,7 +74,7 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
 
 def render_error(scope: Scope, error: ContractError) -> tuple[int, Headers, bytes]:
     """An error as the route's clients expect it."""
-    if error.code in ("provider_failure", "invalid_provider_result", "transport_lost"):
+    if error.code in ("provider_failure", "invalid_provider_result", "transport_lost") and not error.logged:
         log.event("operation_failed", path=scope["path"], code=error.code, outcome=error.outcome, message=error.message)
     scope["state"]["code"] = error.code
     if scope["path"] in TYPED_PATHS:

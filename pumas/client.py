@@ -24,7 +24,7 @@ def ask(url: str, method: str, path: str, body: Any = None, timeout_s: float | N
     The API key is taken from PUMAS_API_KEY. Blocks; `timeout_s` None waits as long as it takes.
     Raises: ClientError.
     """
-    base, socket_path = url.rstrip("/"), None
+    base, socket_path = url.rstrip("/").removesuffix("/v1"), None
     if url.startswith("unix:"):
         base, socket_path = "http://localhost", url.removeprefix("unix:").removeprefix("//")
     elif urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
@@ -51,6 +51,9 @@ def ask(url: str, method: str, path: str, body: Any = None, timeout_s: float | N
     if response.status >= 400:
         found = answer.get("error") if isinstance(answer, dict) else None
         message = found.get("message") if isinstance(found, dict) else None
+        if response.status == 401:
+            wrong = "is not the one it takes" if key else "is not set"
+            raise ClientError(f"{url} needs its API key: {API_KEY_VARIABLE} {wrong}; export {API_KEY_VARIABLE}=...")
         raise ClientError(f"{url} answered {response.status}: {message or 'no message'}")
     return answer
 

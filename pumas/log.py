@@ -112,9 +112,13 @@ _writer: _Writer | None = None
 
 
 class _Handler(logging.Handler):
-    """Library messages in the same form."""
+    """Library messages in the same form. Synapse's carry their event's name and fields (`synapse.lane.life`)."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        named = getattr(record, "event", None)
+        if named is not None:
+            event(named, **getattr(record, "fields", {}))
+            return
         info = record.exc_info
         trace = "".join(traceback.format_exception(*info)) if info and info[0] else None
         event(record.levelname.lower(), logger=record.name, message=record.getMessage(), trace=trace)
@@ -125,6 +129,7 @@ def install(level: int = logging.WARNING) -> None:
     root = logging.getLogger()
     root.handlers = [_Handler()]
     root.setLevel(level)
+    logging.getLogger("synapse").setLevel(logging.INFO)
 
 
 def start() -> None:

@@ -43,6 +43,7 @@ class ContractError(Exception):
         retry_after: seconds, where waiting helps (decision C4).
         field: the request field it is about, where there is one (OpenAI's `param`).
         kind: a finer reason that other routes need, such as "context_length" (decision D9).
+        logged: the log knows what happened already: nothing needs to repeat it.
         request_id: the caller's, where the body was JSON with a valid one; set by whoever decodes the body.
     """
 
@@ -61,6 +62,7 @@ class ContractError(Exception):
         self.code, self.outcome, self.message = code, outcome, message
         self.retry_after, self.field, self.kind = retry_after, field, kind
         self.request_id = request_id
+        self.logged = False
 
     @property
     def status(self) -> int:

@@ -131,7 +131,7 @@ class Guard:
             if error is None:
                 raise
             if begun:
-                log.warning("answer cut: %s: %s", error.code, error.message)
+                log.warning("answer cut: %s%s", error.code, "" if error.logged else f": {error.message}")
                 raise AnswerCut(error.code) from raised
             await _answer(watched, *self._render(scope, error))
         finally:
@@ -161,7 +161,10 @@ class Guard:
         authenticated = self._authenticated(scope)
         scope["state"]["authenticated"] = authenticated
         if self._keys and not authenticated and scope["path"] not in self._policy.open_paths:
-            raise ContractError("unauthenticated", "this server needs an API key: Authorization: Bearer KEY")
+            raise ContractError(
+                "unauthenticated",
+                "no valid API key came with the request; send it as a bearer token in the Authorization header",
+            )
         length = _header(scope, b"content-length")
         if length is not None and int(length) > self._policy.body_bytes:
             raise over_limit("request body", int(length), self._policy.body_bytes, "bytes")

@@ -65,7 +65,7 @@ class Discovery:
     async def health(self, scope: Scope, receive: Receive) -> AsgiApp:
         """ok, degraded or unavailable; lanes with state and age for those who may see them (D8)."""
         lanes = [provider.health() for provider in self._registry.providers()]
-        ready = any(lane.state == "loaded" for lane in lanes)
+        ready = any(lane.state in ("loaded", "restarting") for lane in lanes)
         impaired = any(lane.degraded or lane.state not in ("loaded", "loading") for lane in lanes)
         status = "unavailable" if not ready else "degraded" if impaired else "ok"
         body: dict[str, Any] = {"status": status}

@@ -81,6 +81,11 @@ class Lane:
         return self._life.state
 
     @property
+    def restarting(self) -> bool:
+        """It is loaded, but no worker lives now (W7)."""
+        return self.state == "loaded" and not any(runner.stamps.live for runner in self._runners)
+
+    @property
     def error(self) -> str | None:
         """Why it failed or is quarantined, in words."""
         return self._life.error

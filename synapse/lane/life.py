@@ -120,6 +120,7 @@ class Life:
             if (key := self.key) is not None:
                 self._around.store.remove(key)
                 self._around.budget.probe(key)
+            self._log(logging.INFO, "probe", state=self.state, error=self.error)
             self._set_state("loading")
             self._probe.set()
         await self.ready()
@@ -156,10 +157,11 @@ class Life:
         now = trio.current_time()
         counts = self.scheduler.counts()
         workers = tuple(runner.stamps.snapshot(now) for runner in runners)
+        alive = self.state != "loaded" or any(worker.live for worker in workers)
         return LaneHealth(
             path=str(self.path),
             digest=self.info.digest if self.info is not None else "",
-            state=self.state,
+            state=self.state if alive else "restarting",
             age_s=min([now - self._since, *(worker.age_s for worker in workers)]),
             error=self.error,
             crashes=0 if self.key is None else self._around.budget.crashes(self.key, now),
@@ -216,6 +218,7 @@ class Life:
             try:
                 delay_s = await self._run_once(runner)
                 while delay_s is not None and not self._unloading:
+                    self._log(logging.INFO, "worker_restarts", worker=runner.number, delay_s=delay_s)
                     await trio.sleep(delay_s)
                     delay_s = await self._run_once(runner)
             finally:
@@ -229,31 +232,41 @@ class Life:
             await runner.run()
         except EngineCrashed as error:
             end = error
-            delay_s = self._crashed(error)
+            delay_s = self._crashed(error, runner.number)
         except Refusal as error:
             self._park("failed", LaneUnavailable("runtime_unavailable", str(error)))
         except SetupError as error:
             self._park("failed", error)
         finally:
             now = trio.current_time()
-            runner.stamps.state, runner.stamps.pid = "waiting", None
+            runner.stamps.died()
             self.apply(self.scheduler.worker_dead(runner.number, end, now, now + (delay_s or 0.0)))
         return delay_s
 
-    def _crashed(self, error: EngineCrashed) -> float | None:
+    def _crashed(self, error: EngineCrashed, worker: int) -> float | None:
         """Ask the budget. Returns the back-off in seconds, None where the lane is quarantined."""
         assert self.info is not None
         key = key_of(self.info.digest, self.runtime_config)
-        logger.warning("%s: %s%s", self.path.name, error, f"\n{error.log_tail}" if error.log_tail else "")
+        self._log(
+            logging.WARNING,
+            "worker_crashed",
+            worker=worker,
+            stage=error.stage,
+            exit_status=error.exit_status,
+            message=str(error),
+            log_tail=error.log_tail[-2048:] or None,
+        )
         verdict = self._around.budget.crashed(key, trio.current_time(), self._around.entropy())
         if not isinstance(verdict, Quarantine):
             return verdict.delay_s
         message = f"quarantined after {verdict.crashes} crashes, the last one: {error}"
+        not_recorded: str | None = None
         try:
             self._around.store.save(key, verdict.crashes, str(error))
         except OSError as failure:
+            not_recorded = str(failure)
             message += f" (not recorded: {failure})"
-            logger.error("%s: its quarantine could not be recorded: %s", self.path.name, failure)
+        self._log(logging.ERROR, "quarantined", crashes=verdict.crashes, stage=error.stage, not_recorded=not_recorded)
         self._park("quarantined", Quarantined(message, verdict.crashes), error)
         return None
 
@@ -282,6 +295,12 @@ class Life:
             self._set_state("loaded")
 
     # --- small things ------------------------------------------------------------------------------------------------
+
+    def _log(self, level: int, event: str, **fields: object) -> None:
+        """One record for each event; `event` and `fields` are attributes of it, for logs that keep structure."""
+        fields = {"file": self.path.name, **fields}
+        words = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+        logger.log(level, "%s %s", event, words, extra={"event": event, "fields": fields})
 
     def _close(self, reason: LaneUnavailable, running: SynapseError | None) -> None:
         self.apply(self.scheduler.close(reason, trio.current_time(), running))

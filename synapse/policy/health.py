@@ -7,6 +7,8 @@ from typing import Literal
 
 LoadState = Literal["loading", "loaded", "failed", "quarantined", "unloaded"]
 """As in the contract's `load_state` (C5)."""
+LaneState = Literal["loading", "loaded", "restarting", "failed", "quarantined", "unloaded"]
+"""What health shows: `restarting` is a loaded lane without a worker that lives. Requests wait for the next one (D4)."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class WorkerHealth:
 
     Attributes:
         age_s: since it last showed that it works: a finished unit, a load or a PONG.
-        rss_mb: resident memory as its last PONG said it; 0 before the first.
+        pid, rss_mb, models_loaded, placement_share: of the process that lives; as its last PONG said, 0 before it.
     """
 
     number: int
@@ -26,6 +28,11 @@ class WorkerHealth:
     models_loaded: int = 0
     placement_share: float | None = None
 
+    @property
+    def live(self) -> bool:
+        """It has the model and takes work, or does some (W7)."""
+        return self.state in ("idle", "busy")
+
 
 @dataclass(frozen=True)
 class LaneHealth:
@@ -33,7 +40,7 @@ class LaneHealth:
 
     path: str
     digest: str
-    state: LoadState
+    state: LaneState
     age_s: float
     error: str | None = None
     crashes: int = 0
@@ -67,6 +74,16 @@ class Stamps:
     rss_mb: float = 0.0
     models_loaded: int = 0
     placement_share: float | None = None
+
+    @property
+    def live(self) -> bool:
+        """See WorkerHealth."""
+        return self.state in ("idle", "busy")
+
+    def died(self) -> None:
+        """Nothing of a dead process is shown."""
+        self.state, self.pid = "waiting", None
+        self.rss_mb, self.models_loaded, self.placement_share = 0.0, 0, None
 
     def snapshot(self, now: float) -> WorkerHealth:
         return WorkerHealth(

@@ -51,7 +51,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 def kill_worker(gateway: Gateway) -> None:
-    pid = int(gateway.detail("m")["workers"].partition(":")[0])
+    pid = int(gateway.detail("m")["pids"].partition(":")[0])
     os.kill(pid, signal.SIGKILL)
 
 
@@ -107,7 +107,32 @@ def test_what_clients_see_of_a_crash(own: Gateway) -> None:
     probed = own.post("/admin/probe", {"model": "m"})
     assert (probed.status, probed.json()["load_state"]) == (200, "loaded")
     assert own.post("/v1/model-operations", short).status == 200
-    own.until_logged("stage=request")
+    own.until_logged("probe file=m.gguf state=quarantined")
+    lines = [line.split()[1] for line in own.log().splitlines()]
+    assert (lines.count("worker_crashed"), lines.count("worker_restarts"), lines.count("quarantined")) == (3, 2, 1)
+    assert "operation_failed" not in lines, "the crash was told already"
+    assert "stage=request" in own.log()
+
+
+def test_a_dead_worker_is_never_shown_as_connected(tmp_path: Path) -> None:
+    """It died idle, and its restart is an hour away: requests wait for it, and everybody is told."""
+    models.tiny_llama(tmp_path / "m.gguf")
+    hour = "backoff_first_s = 3600\nbackoff_max_s = 3600"
+    config = tmp_path / "pumas.toml"
+    config.write_text(f"[server]\nport = 0\n[limits]\n{PATIENT}\n{hour}\n[[model]]\npath = 'm.gguf'\n")
+    with running(tmp_path, "--config", str(config)) as own:
+        assert own.detail("m")["workers"] == "1"
+        kill_worker(own)
+        own.until_logged("worker_restarts")
+        health = own.get("/health")
+        assert (health.status, health.json()["status"]) == (200, "degraded")
+        (lane,) = health.json()["lanes"]
+        assert (lane["state"], lane["detail"]["workers"], lane["detail"]["rss_mb"]) == ("restarting", "0", "0")
+        (model,) = own.get("/v1/served-models").json()["models"]
+        assert model["load_state"] == "loading"
+        assert "restarting" in model["detail"]
+        assert model["capabilities"][1]["availability"] == {"state": "available"}
+        assert "worker_crashed" in own.log()
 
 
 def test_quarantine_outlives_the_gateway_until_a_probe(tmp_path: Path) -> None:
