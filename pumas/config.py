@@ -239,10 +239,14 @@ def check_config(config: Config) -> None:
 
 def _check_file(name: str, what: str) -> None:
     path = Path(name)
-    if path.is_dir():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{path}: no such file; check {what}") from None
+    except OSError as error:  # a directory on the way that may not be entered, a name that is too long
+        raise ConfigError(f"{path}: {error.strerror}; check {what}") from error
+    if stat.S_ISDIR(mode):
         raise ConfigError(f"{path} is a directory; name the model file in it")
-    if not path.exists():
-        raise ConfigError(f"{path}: no such file; check {what}")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"{path}: may not be read; check its permissions")
 

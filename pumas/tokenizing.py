@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from pathlib import Path
 
 import msgspec
 import trio
@@ -27,7 +26,7 @@ def run_tokenize(path: str, *, as_json: bool, count: bool, add_special: bool, pa
     What is there is answered before more is waited for, so that another program can ask line by line.
     Returns the exit status. Raises: TokenizeError, SynapseError.
     """
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise TokenizeError(f"{path}: no such file")
     try:
         trio.run(_tokenize, path, as_json, count, add_special, parse_special)

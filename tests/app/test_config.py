@@ -88,6 +88,7 @@ def test_reads_everything(tmp_path: Path) -> None:
         ("[server\n", ["not TOML"]),
         ('"a\\nb" = 1', ["unknown key a b"]),
         ('[[model]]\npath = "none.gguf"\nname = "a\\nb"', ["none.gguf", "model a b"]),
+        (f'[[model]]\npath = "{"x" * 300}"', ["File name too long", "check the path"]),
         ("a = " + "[" * 2000, ["not TOML"]),
         ("a = " + "9" * 5000, ["not TOML"]),
     ],
