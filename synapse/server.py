@@ -93,6 +93,7 @@ class ManagedServer:
         if self._failure is not None:
             self._store.remove(self.spec.key)
             self._budget.probe(self.spec.key)
+            self._log(logging.INFO, "probe", state=self.state, error=self.error)
             self._set("loading", None)
             self._probe.set()
         await self.ready()
@@ -185,18 +186,29 @@ class ManagedServer:
     def _crashed(self, crash: EngineCrashed) -> float | None:
         """Ask the budget. Returns the back-off in seconds, None where it is quarantined."""
         self.last_crash = crash
-        logger.warning("%s", crash)
+        self._log(
+            logging.WARNING,
+            "server_crashed",
+            stage=crash.stage,
+            exit_status=crash.exit_status,
+            message=str(crash),
+            log_tail=crash.log_tail[-2048:] or None,
+        )
         verdict = self._budget.crashed(self.spec.key, trio.current_time(), self._entropy())
         match verdict:
             case Restart(delay_s=delay):
                 self._set("loading", None)
+                self._log(logging.INFO, "server_restarts", delay_s=delay)
                 return delay
             case Quarantine(crashes=crashes):
+                not_recorded: str | None = None
+                message = f"quarantined after {crashes} crashes, the last one: {crash}"
                 try:
                     self._store.save(self.spec.key, crashes, str(crash))
                 except OSError as error:
-                    logger.error("%s: its quarantine could not be recorded: %s", self.spec.name, error)
-                message = f"quarantined after {crashes} crashes, the last one: {crash}"
+                    not_recorded = str(error)
+                    message += f" (not recorded: {error})"
+                self._log(logging.ERROR, "quarantined", crashes=crashes, stage=crash.stage, not_recorded=not_recorded)
                 self._park("quarantined", Quarantined(message, crashes))
                 return None
 
@@ -208,6 +220,12 @@ class ManagedServer:
         self.error = None if failure is None else str(failure)
         settled, self._settled = self._settled, trio.Event()
         settled.set()
+
+    def _log(self, level: int, event: str, **fields: object) -> None:
+        """One record for each event, as `synapse.lane.life` writes them."""
+        fields = {"server": self.spec.name, **fields}
+        words = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+        logger.log(level, "%s %s", event, words, extra={"event": event, "fields": fields})
 
     async def _until_probed(self) -> None:
         await self._probe.wait()

@@ -78,6 +78,9 @@ def test_quarantine_outlives_a_restart_and_a_probe_ends_it(tmp_path: Path) -> No
         assert "status 3" in found["detail"]["error"]
         assert {c["availability"]["reason"] for c in found["capabilities"]} == {"quarantined"}
         assert starts(tmp_path) == 3
+        log = gateway.log()
+        assert log.count("server_crashed server=m stage=load exit_status=3") == 3
+        assert log.count(" quarantined server=m crashes=3") == 1
         refused = gateway.operation(**OPERATION)
         error = refused.json()["error"]
         assert (refused.status, error["code"], error["outcome"]) == (503, "capability_unavailable", "not_admitted")
