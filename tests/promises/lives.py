@@ -47,6 +47,8 @@ LIMITS = Limits(
     lane_requests=200,
 )
 """Every deadline is exact, and no crash is one too many."""
+LIFE_S = 5000.0
+"""Virtual seconds that no life takes: only a hang reaches it."""
 HEAL_S = 60.0
 """P29: how long after the last fault everything must be ready again, in virtual seconds."""
 
@@ -165,7 +167,8 @@ async def life(
         if ready:
             for lane in lanes:
                 await lane.ready()
-        yield Life(supervisor, host, recorder, journal, plan, lanes, seed)
+        with trio.fail_after(LIFE_S):
+            yield Life(supervisor, host, recorder, journal, plan, lanes, seed)
     assert host.alive == set()
     problems = verdict(journal)
     assert problems == [], problems[:10]
