@@ -149,6 +149,7 @@ def test_a_client_that_leaves_closes_the_transport(
     upstreams: Upstreams, fake: dict[bytes, Answer], typed_route: bool
 ) -> None:
     """And gives its permit back (C8)."""
+    upstreams.gateway.until_idle("faked")
     closed = threading.Event()
 
     async def endless(exchange: Exchange) -> None:

@@ -74,7 +74,7 @@ def test_health_shows_every_upstream(upstreams: Upstreams) -> None:
     assert body["status"] == "degraded", "headless has failed"
     assert lanes["headless"]["state"] == "failed"
     assert {lanes[name]["state"] for name in ("eyes", "elsewhere", "smol-there", "faked")} == {"loaded"}
-    assert lanes["faked"]["detail"] == {"running": "0", "queued": "0"}
+    assert set(lanes["faked"]["detail"]) == {"running", "queued"}
 
 
 def test_descriptors_bound_what_the_server_reported(upstreams: Upstreams) -> None:
