@@ -88,6 +88,11 @@ class Life:
     def quiet(self) -> bool:
         return all(nothing_left(lane) for lane in self.lanes) and not self.supervisor.health().threads_granted
 
+    def held(self) -> str:
+        """What is not free, in words."""
+        counts = {lane.path.stem: lane.scheduler.counts() for lane in self.lanes if not nothing_left(lane)}
+        return f"{counts}, {self.supervisor.health().threads_granted} threads"
+
     async def heal(self) -> None:
         """End the faults; afterwards everything is ready within HEAL_S, and what is asked is served (P29)."""
         self.plan.heal()
@@ -98,9 +103,10 @@ class Life:
             assert lane.state == "loaded", f"{lane.path.name} is {lane.state} {HEAL_S:g} s after the last fault"
             for worker in lane.health().workers:
                 assert worker.state == "idle", f"a worker of {lane.path.name} is {worker.state}"
-        with trio.fail_after(1):
+        with trio.move_on_after(1) as patience:
             while not self.quiet():  # noqa: ASYNC110 - a PING, perhaps; it has no event
                 await trio.sleep(0.001)
+        assert not patience.cancelled_caught, f"P15, not given back: {self.held()}; {verdict(self.journal)[:5]}"
         await self.traffic().run(20, 20)
 
 
@@ -167,8 +173,9 @@ async def life(
         if ready:
             for lane in lanes:
                 await lane.ready()
-        with trio.fail_after(LIFE_S):
+        with trio.move_on_after(LIFE_S) as bound:
             yield Life(supervisor, host, recorder, journal, plan, lanes, seed)
+        assert not bound.cancelled_caught, f"P3, somebody waits for ever: {verdict(journal)[:5]}"
     assert host.alive == set()
     problems = verdict(journal)
     assert problems == [], problems[:10]
