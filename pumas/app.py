@@ -26,7 +26,7 @@ TYPED_PATHS = frozenset({"/v1/served-models", "/v1/capabilities", "/v1/model-ope
 """These answer errors in the contract's shape; everything else under /v1 in OpenAI's."""
 
 
-def build_app(registry: Registry, config: Config, api_key: str | None) -> AsgiApp:
+def build_app(registry: Registry, config: Config, api_key: str | None) -> AccessLog:
     """Everything between the serve loop and the providers."""
     return AccessLog(Guard(Routes(registry), _policy(config, api_key), render_error))
 
@@ -102,6 +102,8 @@ class AccessLog:
 
     def __init__(self, app: AsgiApp) -> None:
         self._app = app
+        self.running = 0
+        """Requests that are being served."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -119,9 +121,11 @@ class AccessLog:
             await send(message)
             complete = complete or (message["type"] == "http.response.body" and not message.get("more_body", False))
 
+        self.running += 1
         try:
             await self._app(scope, receive, watched)
         finally:
+            self.running -= 1
             log.event(
                 "request",
                 method=scope["method"],

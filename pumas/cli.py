@@ -10,17 +10,31 @@ from __future__ import annotations
 import argparse
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from typing import NoReturn
 
 import msgspec
 
 from pumas import log
-from pumas.config import Config, ConfigError, Model, UserError, check_config, http_config, read_api_key, read_config
+from pumas.config import (
+    MAX_CONTEXT,
+    MAX_PARALLEL,
+    MIN_CONTEXT,
+    Config,
+    ConfigError,
+    Model,
+    UserError,
+    check_config,
+    http_config,
+    read_api_key,
+    read_config,
+)
 from pumas.http.config import HttpSetupError
 from synapse.errors import SynapseError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+_URL_HELP = f"http://HOST:PORT, https://HOST:PORT or unix:PATH; default {DEFAULT_URL}. The key: PUMAS_API_KEY"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,8 +67,15 @@ def _complain(error: Exception | str, status: int) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """A wrong command line is one line, too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"pumas: {log.escape(message)}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="pumas", description="Serve local models over a strict HTTP contract and OpenAI-compatible routes."
     )
     parser.add_argument("--version", action="version", version=f"pumas {version('pumas')}")
@@ -65,24 +86,27 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("models", nargs="*", metavar="MODEL.gguf", help="model files")
     serve.add_argument("--name", metavar="ALIAS", help="the alias of the one model given (default: the file's stem)")
     serve.add_argument("--host", help="bind address (default 127.0.0.1; another one needs an API key)")
-    serve.add_argument("--port", type=int, help="TCP port (default 8080; 0: any free one)")
+    serve.add_argument("--port", type=_port, metavar="N", help="TCP port (default 8080; 0: any free one)")
     serve.add_argument("--unix-socket", metavar="PATH", help="a Unix socket to listen on as well")
-    serve.add_argument("--parallel", type=_positive, metavar="N", help="sequences that share a worker (default 8)")
-    serve.add_argument("--context", type=_positive, metavar="N", help="tokens one sequence may hold")
+    serve.add_argument("--parallel", type=_parallel, metavar="N", help="sequences that share a worker (default 8)")
+    serve.add_argument("--context", type=_context, metavar="N", help="tokens one sequence may hold")
+    serve.add_argument("--threads", type=_threads, metavar="N", help="threads of all workers (default: all cores)")
     serve.add_argument("--config", metavar="pumas.toml", help="configuration file (docs/config.md)")
     serve.set_defaults(run=_serve)
 
     models = commands.add_parser("models", help="list what a running gateway serves")
-    models.add_argument("--url", default=DEFAULT_URL, help=f"default {DEFAULT_URL}")
+    models.add_argument("--url", default=DEFAULT_URL, help=_URL_HELP)
     models.set_defaults(run=_models)
 
     probe = commands.add_parser("probe", help="try a quarantined or failed model again")
     probe.add_argument("alias", metavar="ALIAS")
     probe.add_argument("--profile", help="needed where the alias has several")
-    probe.add_argument("--url", default=DEFAULT_URL, help=f"default {DEFAULT_URL}")
+    probe.add_argument("--url", default=DEFAULT_URL, help=_URL_HELP)
     probe.set_defaults(run=_probe)
 
-    tokenize = commands.add_parser("tokenize", help="the token ids that the engine would get, one text a line")
+    tokenize = commands.add_parser(
+        "tokenize", help="texts on standard input, one a line; the token ids that the engine would get, out"
+    )
     tokenize.add_argument("model", metavar="MODEL.gguf")
     tokenize.add_argument("--json", action="store_true", help="each input line is one JSON string")
     tokenize.add_argument("--count", action="store_true", help="print the number of tokens instead of the ids")
@@ -92,11 +116,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if not 1 <= value < 2**31:
-        raise ValueError
-    return value
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    """A type of argument: a whole number within bounds."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and low <= int(text[:20]) <= high):
+            raise argparse.ArgumentTypeError(f"{text!r} is outside {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+_port = _whole(0, 65535)
+_parallel = _whole(1, MAX_PARALLEL)
+_context = _whole(MIN_CONTEXT, MAX_CONTEXT)
+_threads = _whole(1, 4096)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -119,11 +153,13 @@ def _serve_config(options: argparse.Namespace) -> Config:
         if value is not None
     }
     server = msgspec.structs.replace(config.server, **changed)
-    if not 0 <= server.port <= 65535:
-        raise ConfigError(f"--port {server.port} is outside 0 to 65535")
     config = msgspec.structs.replace(
         config, models=config.models + given, server=server, http=http_config(server, config.http)
     )
+    if options.threads is not None:
+        config = msgspec.structs.replace(
+            config, synapse=msgspec.structs.replace(config.synapse, threads=options.threads)
+        )
     if not config.models and not config.upstreams:
         raise ConfigError("nothing to serve: name a MODEL.gguf, or a --config with a [[model]]")
     check_config(config)

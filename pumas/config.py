@@ -42,6 +42,9 @@ class ConfigError(UserError):
     exit_status = 2
 
 
+MAX_PARALLEL = 256
+MIN_CONTEXT, MAX_CONTEXT = 8, 1 << 22
+"""What workers take at most; the model's own window may be smaller."""
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
@@ -94,9 +97,9 @@ class Model(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=Tru
     """1 to 128 of A-Za-z0-9_.-; names this way of serving the alias."""
     engine: Literal["llama", "onnx"] | None = None
     """Default: by the file's name, onnx for .onnx and llama for the rest."""
-    parallel: Positive = 8
+    parallel: Annotated[int, Meta(ge=1, le=MAX_PARALLEL)] = 8
     """Sequences that share a worker; 1: no two callers share a unit of work."""
-    context: Positive | None = None
+    context: Annotated[int, Meta(ge=MIN_CONTEXT, le=MAX_CONTEXT)] | None = None
     """Tokens one sequence may hold. Default: what the model was trained for."""
     threads: Positive | None = None
     """Threads of one worker. Default: the machine's cores."""
@@ -166,7 +169,7 @@ def read_config(path: str | os.PathLike[str]) -> Config:
     try:
         text = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror or error}") from error
+        raise ConfigError(f"{file}: {error.strerror or error}; name a readable file with --config") from error
     try:
         data = tomllib.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
@@ -183,6 +186,9 @@ def parse_config(data: dict[str, Any], base: Path) -> Config:
     Raises: ConfigError.
     """
     _refuse_unknown(data)
+    for section in ("model", "upstream"):
+        if isinstance(data.get(section), dict):
+            raise ConfigError(f"[{section}] must be [[{section}]], in double brackets: there may be several")
     for section, keys in _PATHS.items():
         tables = data.get(section, ())
         for table in tables if isinstance(tables, list) else [tables]:
@@ -270,7 +276,7 @@ def read_api_key(config: Config, environ: dict[str, str] | None = None) -> str |
     variables = os.environ if environ is None else environ
     key = variables.get(API_KEY_VARIABLE) or None
     if config.server.api_key_file is not None:
-        key = read_secret(config.server.api_key_file)
+        key = read_secret(config.server.api_key_file, "server.api_key_file")
     if key is not None and (not key.isascii() or not key.isprintable()):
         raise ConfigError("the API key must be printable ASCII")
     if key is None and config.server.tcp and not is_loopback(config.server.host):
@@ -280,8 +286,8 @@ def read_api_key(config: Config, environ: dict[str, str] | None = None) -> str |
     return key
 
 
-def read_secret(path: str) -> str:
-    """A key from a file that only its owner may read.
+def read_secret(path: str, setting: str = "api_key_file") -> str:
+    """A key from a file that only its owner may read. `setting` is the key of pumas.toml that names it.
 
     Raises: ConfigError.
     """
@@ -292,7 +298,8 @@ def read_secret(path: str) -> str:
                 raise ConfigError(f"{path} has mode {mode:04o}, others may read the key; run: chmod 600 {path}")
             key = file.read(4097).decode("utf-8", "replace").strip()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
+        why = error.strerror or error
+        raise ConfigError(f"{setting} names {path}: {why}; write the key into it, mode 0600") from error
     if not key or len(key) > 4096:
         raise ConfigError(f"{path} must hold one key of 1 to 4096 characters")
     return key

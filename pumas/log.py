@@ -9,6 +9,7 @@ stops nothing.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import threading
@@ -34,6 +35,16 @@ def event(name: str, **fields: Any) -> None:
         _write(line)
     else:
         _writer.put(line)
+
+
+def progress(name: str, **fields: Any) -> None:
+    """An event that standard output tells too: left out where both go to the same terminal or file."""
+    try:
+        out, err = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):  # not files at all
+        out, err = None, None
+    if out is None or err is None or (out.st_dev, out.st_ino) != (err.st_dev, err.st_ino):
+        event(name, **fields)
 
 
 def bug(name: str, error: BaseException, **fields: Any) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import trio
 
 from pumas import log
+from pumas.announce import label
 from pumas.config import Config, Model
 from pumas.contract.descriptors import ServedModel
 from pumas.contract.redact import redact
 from pumas.providers.base import Provider
 from pumas.providers.synapse import SynapseProvider
-from synapse import EngineCrashed, Lane, Profile, Supervisor, SynapseError
+from synapse import InvalidInput, Lane, Profile, Quarantined, Supervisor, SynapseError
 
 Report = Callable[[str], None]
 """Shows one line of progress to the person who started the gateway."""
@@ -69,7 +70,7 @@ async def start_models(config: Config, supervisor: Supervisor, served: Served, r
     lanes: Lanes = []
     for model in config.models:
         size = (await trio.Path(model.path).stat()).st_size
-        report(f"loading {model.alias} ({model.path}, {size / 1e6:.0f} MB)")
+        report(f"loading {label(model.alias, model.profile)} ({model.path}, {size / 1e6:.0f} MB)")
         lane = supervisor.start(model.path, profile_of(model))
         provider = SynapseProvider(model.alias, model.profile, lane, supervisor, config.limits.max_queue_s)
         served.add(model.alias, model.profile, provider)
@@ -77,28 +78,50 @@ async def start_models(config: Config, supervisor: Supervisor, served: Served, r
     return lanes
 
 
-async def wait_for_models(lanes: Lanes, report: Report) -> int:
-    """Wait until each is loaded or has failed (D7). A failure is reported and leaves the others served.
+async def wait_for_models(lanes: Lanes, report: Report, *, alone: bool = False) -> list[str]:
+    """Wait until each is loaded or has failed (D7). A failure leaves the others served.
 
-    Returns how many are loaded. Blocks for as long as that takes.
+    Args:
+        alone: nothing else is to be served: whoever gets the failure says it, so it is not reported here.
+
+    Returns: why those that failed did, with what to do about it. Blocks for as long as that takes.
     """
+    failures: list[str] = []
+
+    async def watch(model: Model, lane: Lane) -> None:
+        failure = await _watch(model, lane, report, quiet=alone)
+        if failure is not None:
+            failures.append(failure)
+
     async with trio.open_nursery() as nursery:
         for model, lane in lanes:
-            nursery.start_soon(_watch, model, lane, report)
-    return sum(lane.state == "loaded" for _, lane in lanes)
+            nursery.start_soon(watch, model, lane)
+    return failures
 
 
-async def _watch(model: Model, lane: Lane, report: Report) -> None:
+async def _watch(model: Model, lane: Lane, report: Report, *, quiet: bool) -> str | None:
     began = time.monotonic()
+    name = label(model.alias, model.profile)
     try:
         await lane.ready()
     except SynapseError as error:
-        report(f"failed  {model.alias}: {redact(str(error))}")
-        tail = error.log_tail[-2048:] if isinstance(error, EngineCrashed) else None
-        log.event("load_failed", model=model.alias, profile=model.profile, error=str(error), log_tail=tail or None)
-        return
+        failure = f"{name}: {redact(str(error))}; {_remedy(error, model)}"
+        if not quiet:
+            report(f"failed  {failure}")
+        if not quiet or isinstance(error, Quarantined):
+            log.progress("load_failed", model=model.alias, profile=model.profile, error=str(error))
+        return failure
     measured = lane.measured
     assert measured is not None
     what = f"{measured.architecture}, window {measured.context}"
-    report(f"loaded  {model.alias} in {time.monotonic() - began:.1f} s ({what})")
-    log.event("loaded", model=model.alias, profile=model.profile, seconds=time.monotonic() - began)
+    report(f"loaded  {name} in {time.monotonic() - began:.1f} s ({what})")
+    log.progress("loaded", model=model.alias, profile=model.profile, seconds=time.monotonic() - began)
+    return None
+
+
+def _remedy(error: SynapseError, model: Model) -> str:
+    if isinstance(error, Quarantined):
+        return f"to try again once it runs: pumas probe {model.alias}"
+    if isinstance(error, InvalidInput):
+        return f"check that {model.path} is a whole model file (a download may have been cut short)"
+    return "change its options, or name another model"

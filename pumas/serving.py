@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import trio
 
 from pumas import log
-from pumas.app import build_app
+from pumas.announce import announcement
+from pumas.app import AccessLog, build_app
 from pumas.config import Config, UserError
-from pumas.contract.descriptors import Available, ServedModel
-from pumas.http.listen import Listening
 from pumas.http.serve import serve
-from pumas.served import Lanes, Served, start_models, wait_for_models
-from pumas.upstreams import Started, connect_upstreams, start_upstreams, wait_for_upstreams
+from pumas.served import Served, start_models, wait_for_models
+from pumas.upstreams import connect_upstreams, start_upstreams, wait_for_upstreams
 from synapse import SupervisorConfig, open_supervisor
 
 
@@ -62,21 +59,27 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 def say(line: str) -> None:
     """One line for the person who started the gateway. Nobody has to read it: a closed pipe stops nothing."""
     with contextlib.suppress(OSError):
-        print(" ".join(line.splitlines()), flush=True)  # a model's own words may be several
+        sys.stdout.write(" ".join(line.splitlines()) + "\n")  # a model's own words may be several lines
+        sys.stdout.flush()
 
 
 async def _until_signal(config: Config, api_key: str | None) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        stop = trio.Event()
+        stop, served = trio.Event(), Served()
+        app = build_app(served, config, api_key)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_obey, signals, stop, nursery.cancel_scope)
-            await _serve(config, api_key, stop)
+            nursery.start_soon(_obey, signals, stop, nursery.cancel_scope, app, config.http.grace_s)
+            await _serve(config, api_key, stop, served, app)
             nursery.cancel_scope.cancel()
 
 
-async def _obey(signals: AsyncIterator[int], stop: trio.Event, everything: trio.CancelScope) -> None:
+async def _obey(
+    signals: AsyncIterator[int], stop: trio.Event, everything: trio.CancelScope, app: AccessLog, grace_s: float
+) -> None:
     await anext(signals)
-    say("stopping; once more to stop at once")
+    requests = "1 request" if app.running == 1 else f"{app.running} requests"
+    waiting = f", waiting up to {grace_s:g} s for {requests}" if app.running else ""
+    say(f"stopping{waiting}; once more to stop at once")
     stop.set()
     await anext(signals)
     everything.cancel()
@@ -84,10 +87,8 @@ async def _obey(signals: AsyncIterator[int], stop: trio.Event, everything: trio.
     os._exit(128 + number)
 
 
-async def _serve(config: Config, api_key: str | None, stop: trio.Event) -> None:
+async def _serve(config: Config, api_key: str | None, stop: trio.Event, served: Served, app: AccessLog) -> None:
     """Everything between the first line and the last; when it returns, all of it is gone."""
-    served = Served()
-    app = build_app(served, config, api_key)
     clients = connect_upstreams(config)
     with ExitStack() as places:
         async with open_supervisor(_supervisor_config(config)) as supervisor, trio.open_nursery() as nursery:
@@ -95,14 +96,21 @@ async def _serve(config: Config, api_key: str | None, stop: trio.Event) -> None:
             async with _until_left() as watchers:
                 lanes = await start_models(config, supervisor, served, say)
                 upstreams = start_upstreams(config, clients, supervisor, served, watchers, places, say)
-                loaded = await _load(lanes, upstreams, stop)
+                alone = len(lanes) + len(upstreams) == 1
+                loaded, failures = 0, list[str]()
+                async with _until_stopped(stop):
+                    failures = await wait_for_models(lanes, say, alone=alone)
+                    loaded = len(lanes) - len(failures) + await wait_for_upstreams(upstreams, say)
                 if stop.is_set():
                     return
                 # `pumas probe` needs us where a model is quarantined.
                 waiting = any(model.load_state == "quarantined" for model in served.snapshots())
                 if not loaded and not waiting:
-                    raise StartError("no model could be loaded; the lines above say why")
-                _announce(listening, served)
+                    raise StartError(
+                        failures[0] if alone and failures else "no model could be loaded; the lines above say why"
+                    )
+                for line in announcement(listening.urls, served.snapshots(), config, keyed=api_key is not None):
+                    say(line)
                 await stop.wait()
 
 
@@ -116,66 +124,18 @@ async def _until_left() -> AsyncIterator[trio.Nursery]:
             nursery.cancel_scope.cancel()
 
 
-async def _load(lanes: Lanes, upstreams: Started, stop: trio.Event) -> int:
-    """How many models can be served; a signal ends the loading."""
-    loaded = 0
+@asynccontextmanager
+async def _until_stopped(stop: trio.Event) -> AsyncIterator[None]:
+    """A block that a signal ends."""
     async with trio.open_nursery() as nursery:
 
-        async def load() -> None:
-            nonlocal loaded
-            loaded = await wait_for_models(lanes, say) + await wait_for_upstreams(upstreams, say)
+        async def watch() -> None:
+            await stop.wait()
             nursery.cancel_scope.cancel()
 
-        nursery.start_soon(load)
-        await stop.wait()
+        nursery.start_soon(watch)
+        yield
         nursery.cancel_scope.cancel()
-    return loaded
-
-
-def _announce(listening: Listening, served: Served) -> None:
-    """What is served, how to ask it, and the word that a first request would be served now."""
-    models = served.snapshots()
-    for model in models:
-        available = _available(model)
-        what = ", ".join(available) if available else model.detail.get("error", "unavailable")
-        if model.load_state == "quarantined":
-            what += f"; to try again: pumas probe {shlex.quote(model.model)} --url {listening.urls[0]}"
-        say(f"  {model.model}  {model.profile}  {model.load_state}  {what}")
-    url = next((url for url in listening.urls if url.startswith("http")), None)
-    for line in _examples(url, models) if url else ():
-        say(line)
-    for url in listening.urls:
-        say(f"ready on {url}")
-
-
-def _available(model: ServedModel) -> list[str]:
-    return [c.capability for c in model.capabilities if c.availability == Available()]
-
-
-def _examples(url: str, models: list[ServedModel]) -> list[str]:
-    """Lines for a shell that work as they are printed: one for each kind of model, and the list."""
-    lines = []
-    asked = set[str]()
-    for model in models:
-        for capability, (route, body) in _EXAMPLES.items():
-            if capability in _available(model) and capability not in asked:
-                asked.add(capability)
-                data = msgspec.json.encode({"model": model.model, **body}).decode().replace("'", "'\\''")
-                lines.append(f"  curl {url}{route} -H 'Content-Type: application/json' -d '{data}'")
-    return [*lines, f"  curl {url}/v1/served-models"]
-
-
-_EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat_generation": (
-        "/v1/chat/completions",
-        {
-            "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
-            "temperature": 0,
-        },
-    ),
-    "text_embedding": ("/v1/embeddings", {"input": ["a first text", "a second one"], "dimensions": 8}),
-    "rerank": ("/v1/rerank", {"query": "capital of France", "documents": ["Paris", "a banana"]}),
-}
 
 
 def _supervisor_config(config: Config) -> SupervisorConfig:

@@ -103,12 +103,12 @@ async def _told(upstream: Upstream, provider: UpstreamProvider, report: Report) 
     if why is not None:
         again = "" if upstream.url is None else "; it is asked again and again"
         report(f"failed  {upstream.name}: {why}{again}")
-        log.event("load_failed", model=upstream.name, profile=upstream.profile, error=why)
+        log.progress("load_failed", model=upstream.name, profile=upstream.profile, error=why)
         return
     model = provider.snapshot()
     can = ", ".join(c.capability for c in model.capabilities if c.availability == Available())
     report(f"loaded  {upstream.name} in {time.monotonic() - began:.1f} s ({can or 'nothing that is known'})")
-    log.event("loaded", model=upstream.name, profile=upstream.profile, seconds=time.monotonic() - began)
+    log.progress("loaded", model=upstream.name, profile=upstream.profile, seconds=time.monotonic() - began)
 
 
 def options_of(upstream: Upstream) -> ServerOptions:

@@ -96,7 +96,7 @@ async def serve(
             with trio.move_on_after(config.grace_s):
                 await empty.wait()
         if connections:
-            log.warning("%d connections were busy when the shutdown grace ended", len(connections))
+            log.warning("connections still busy when the shutdown grace ended: %d", len(connections))
         for connection in list(connections):
             connection.cut()
         clients.cancel_scope.cancel()

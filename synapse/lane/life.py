@@ -259,7 +259,7 @@ class Life:
         verdict = self._around.budget.crashed(key, trio.current_time(), self._around.entropy())
         if not isinstance(verdict, Quarantine):
             return verdict.delay_s
-        message = f"quarantined after {verdict.crashes} crashes, the last one: {error}"
+        message = f"quarantined; crashes: {verdict.crashes}, the last one: {error}"
         not_recorded: str | None = None
         try:
             self._around.store.save(key, verdict.crashes, str(error))

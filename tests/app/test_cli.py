@@ -46,7 +46,6 @@ def complaint(done: subprocess.CompletedProcess[bytes]) -> str:
         (["serve", "--name", "x", "a.gguf", "b.gguf"], "--name needs exactly one"),
         (["serve", "--config", "none.toml"], "none.toml: No such file"),
         (["serve", "m.gguf", "--host", "0.0.0.0"], "needs an API key"),
-        (["serve", "m.gguf", "--port", "70000"], "outside 0 to 65535"),
         (["serve", "m.gguf", "m.gguf"], "served twice"),
         (["tokenize", "none.gguf"], "no such file"),
         (["models", "--url", "localhost"], "is no URL"),
@@ -85,17 +84,41 @@ def test_a_bad_model_alone_ends_it(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF" + bytes(100))
     done = run(tmp_path, "serve", str(path), "--port", "0")
     assert done.returncode == 1
-    assert "no model could be loaded" in complaint(done)
-    assert "failed  bad: " in done.stdout.decode()
-    assert "ready on" not in done.stdout.decode()
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("pumas: bad: ")
+    assert line.endswith("is a whole model file (a download may have been cut short)")
+    (line,) = done.stdout.decode().splitlines()
+    assert line.startswith("loading bad (")
 
 
-@pytest.mark.parametrize("arguments", [["sevre"], ["serve", "--prot", "1"], ["serve", "m.gguf", "--parallel", "0"]])
-def test_unknown_commands_and_flags_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_model_beside_a_good_one_is_named_at_the_end(tmp_path: Path) -> None:
+    models.tiny_llama(tmp_path / "good.gguf")
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
+    paths = [str(tmp_path / name) for name in ("good.gguf", "bad.gguf")]
+    with running(tmp_path, *paths, "--port", "0") as own:
+        assert any(line.startswith("failed  bad: ") for line in own.lines)
+        assert own.lines[-2] == "warning: 1 of 2 cannot be served: bad"
+        own.until_logged("load_failed model=bad")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sevre"], "invalid choice: 'sevre'"),
+        (["serve", "--prot", "1"], "--prot"),
+        (["serve", "m.gguf", "--port", ""], "argument --port: '' is outside 0 to 65535; see pumas serve --help"),
+        (["serve", "m.gguf", "--port", "70000"], "'70000' is outside 0 to 65535"),
+        (["serve", "m.gguf", "--parallel", "0"], "argument --parallel: '0' is outside 1 to 256"),
+        (["serve", "m.gguf", "--context", "1"], "argument --context: '1' is outside 8 to 4194304"),
+    ],
+)
+def test_wrong_command_lines_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: pumas" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pumas: ")
+    assert words in line
 
 
 def test_without_a_command_it_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,6 +236,11 @@ def test_a_key_protects_all_but_health(tmp_path: Path) -> None:
         assert own.get("/health").status == 200
         refused = own.get("/v1/served-models")
         assert (refused.status, refused.json()["error"]["code"]) == (401, "unauthenticated")
+        assert "bearer token in the Authorization header" in refused.json()["error"]["message"]
+        told = run(tmp_path, "models", "--url", own.url, env={"PUMAS_API_KEY": ""})
+        assert complaint(told).endswith("PUMAS_API_KEY is not set; export PUMAS_API_KEY=...")
+        curl = next(line for line in own.lines if "/v1/chat" in line or "/v1/served-models" in line)
+        assert '-H "Authorization: Bearer $PUMAS_API_KEY"' in curl
         assert refused.headers["www-authenticate"] == "Bearer"
         allowed = own.ask("GET", "/v1/served-models", headers={"Authorization": "Bearer k3y"})
         assert allowed.status == 200

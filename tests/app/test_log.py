@@ -27,10 +27,13 @@ def test_libraries_write_the_same_form(capsys: pytest.CaptureFixture[str]) -> No
     try:
         log.install()
         logging.getLogger("some.library").warning("two\nlines")
+        tail = {"stage": "idle", "exit_status": None, "log_tail": "line one\nline two\x1b[31m"}
+        logging.getLogger("synapse.x").info("words", extra={"event": "worker_crashed", "fields": tail})
     finally:
         root.handlers, root.level = before
-    (line,) = capsys.readouterr().err.splitlines()
+    line, crash = capsys.readouterr().err.splitlines()
     assert r'warning logger=some.library message="two\nlines"' in line
+    assert crash.partition(" ")[2] == r'worker_crashed stage=idle log_tail="line one\nline two\u001b[31m"'
 
 
 def test_a_bug_is_logged_whole(capsys: pytest.CaptureFixture[str]) -> None:

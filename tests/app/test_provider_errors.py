@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pumas.contract.errors import STATUS
+from pumas.contract.errors import STATUS, ContractError
 from pumas.providers.synapse_errors import TABLE, contract_error, translated
 from synapse import errors
 
@@ -45,10 +45,10 @@ def test_what_others_need_to_know() -> None:
     assert contract_error(EXAMPLES[errors.InvalidInput]).field == "grammar"
 
 
-def test_the_log_tail_goes_to_the_log_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    crash = errors.EngineCrashed("timeout", "late", exit_status=-9, log_tail="line one\nline two\x1b[31m")
-    with pytest.raises(Exception, match="late"), translated("m"):
-        raise crash
-    (line,) = capsys.readouterr().err.splitlines()
-    assert r"line one\nline two\u001b[31m" in line
-    assert "stage=timeout" in line
+def test_a_crash_is_marked_as_logged_and_a_quarantine_says_the_way_out() -> None:
+    with pytest.raises(ContractError) as crashed, translated("m"):
+        raise EXAMPLES[errors.EngineCrashed]
+    assert crashed.value.logged
+    with pytest.raises(ContractError, match="pumas probe m") as parked, translated("m"):
+        raise EXAMPLES[errors.Quarantined]
+    assert not parked.value.logged
