@@ -49,6 +49,7 @@ def test_a_crash_is_marked_as_logged_and_a_quarantine_says_the_way_out() -> None
     with pytest.raises(ContractError) as crashed, translated("m"):
         raise EXAMPLES[errors.EngineCrashed]
     assert crashed.value.logged
-    with pytest.raises(ContractError, match="pumas probe m") as parked, translated("m"):
+    with pytest.raises(ContractError) as parked, translated("m"):
         raise EXAMPLES[errors.Quarantined]
+    assert parked.value.message.endswith("pumas probe m")
     assert not parked.value.logged
