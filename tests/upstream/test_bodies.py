@@ -7,6 +7,7 @@ import base64
 import io
 import wave
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -67,6 +68,24 @@ def test_decision() -> None:
         '"images":["' + URL + '"]}'
     )
     assert bodies.decide(decide, "m") == (b"/v1/systemone", expected.encode())
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://a/x"}},
+        {"type": "image_url", "image_url": "https://a/x"},
+        {"type": "input_audio", "input_audio": {"url": "data:audio/wav;base64,AA==", "data": "http://a/x"}},
+        {"type": "video_url", "video_url": {"url": "file:///etc/passwd"}},
+    ],
+)
+def test_a_program_of_ours_is_not_sent_where_a_client_points(part: dict[str, object]) -> None:
+    body = msgspec.json.encode({"model": "a", "messages": [{"role": "user", "content": [part]}]})
+    with pytest.raises(ContractError) as caught:
+        bodies.forwarded("/v1/chat/completions", True, body, "m")
+    assert (caught.value.code, caught.value.outcome) == ("invalid_request", "not_admitted")
+    route, sent = bodies.forwarded("/v1/chat/completions", False, body, "m")
+    assert sent == body.replace(b'"model":"a"', b'"model":"m"'), "a server that runs elsewhere decides that itself"
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -186,6 +186,21 @@ def test_openai_routes_of_our_own_llama_server(upstreams: Upstreams) -> None:
     assert typed["text"] == text
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/x.png", "file:///etc/hostname", {"url": "https://a/x.png"}])
+def test_our_own_llama_server_fetches_nothing_for_clients(upstreams: Upstreams, url: Any) -> None:
+    part = {"type": "image_url", "image_url": url}
+    body = {"model": "eyes", "messages": [{"role": "user", "content": [part]}], "max_tokens": 2}
+    reply = upstreams.gateway.post("/v1/chat/completions", body)
+    assert (reply.status, reply.json()["error"]["outcome"]) == (400, "not_admitted")
+    data = "data:image/png;base64," + image_part()["data_base64"]
+    part["image_url"] = {"url": data}
+    assert upstreams.gateway.post("/v1/chat/completions", body).status == 200
+    refused = upstreams.gateway.post(
+        "/v1/embeddings", {"model": "vectors", "input": [{"content": [part | {"image_url": url}]}]}
+    )
+    assert refused.status == 400
+
+
 # --- servers that run elsewhere ---------------------------------------------------------------------------------------
 
 

@@ -157,10 +157,38 @@ def _refuse_images_in(state: Any) -> None:
                 raise invalid("images belong in `images`, not in the messages of `state`", "input.state")
 
 
-def forwarded(route: str, body: bytes, model: str) -> tuple[bytes, bytes]:
+MEDIA = ("image_url", "input_audio", "input_video", "video_url")
+"""Parts of a message, or of an embedding's input, that a server may fetch from where a client says."""
+
+
+def refuse_remote_media(value: Any) -> None:
+    """Media that are not in the request itself: a llama-server would fetch them, from inside our network.
+
+    Raises: ContractError, invalid_request.
+    """
+    if isinstance(value, list):
+        for item in value:
+            refuse_remote_media(item)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            places = (inner.get("url"), inner.get("data")) if isinstance(inner, dict) else (inner,)
+            if key in MEDIA and any(isinstance(p, str) and p.startswith(("http", "file:")) for p in places):
+                raise invalid(f"{key}: media are given as data URLs; this server fetches nothing", key)
+            refuse_remote_media(inner)
+
+
+def forwarded(route: str, local: bool, body: bytes, model: str) -> tuple[bytes, bytes]:
     """(path, body) of an OpenAI route's request with the upstream's name for the model and without `profile`, which is
-    ours; every other value stays as it was written (D13)."""
+    ours; every other value stays as it was written (D13).
+
+    Args:
+        local: it goes to a program that we run, which must not fetch what clients name.
+    Raises: ContractError, invalid_request.
+    """
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    if local:
+        for name in ("messages", "input"):
+            refuse_remote_media(msgspec.json.decode(fields.get(name, b"null")))
     fields.pop("profile", None)
     fields["model"] = msgspec.Raw(msgspec.json.encode(model))
     return route.encode(), msgspec.json.encode(fields)

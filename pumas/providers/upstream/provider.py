@@ -338,7 +338,7 @@ class UpstreamProvider:
 
     @asynccontextmanager
     async def _forward(self, route: str, body: bytes) -> AsyncIterator[Passed]:
-        request = partial(bodies.forwarded, route, body)
+        request = partial(bodies.forwarded, route, self._managed is not None, body)
         async with self._ask(FORWARDED[route], request) as response:
             if response.status in (401, 403, 407):  # about our key, not the client's
                 raise results.refusal(self._upstream.provider, response.status, b"")
