@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import ipaddress
 import os
+import re
 import stat
 import tomllib
 from pathlib import Path
@@ -19,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from pumas.config_upstream import Positive, Upstream, check_upstream
+from pumas.contract.explain import explain_field
 from pumas.contract.names import check_model_name, check_profile_name
 from pumas.http.config import HttpConfig
 from synapse.limits import Limits
@@ -62,7 +64,9 @@ class Server(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=Tr
     api_key_file: str | None = None
     """File with the API key, mode 0600. Without it: the environment variable PUMAS_API_KEY."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names that `Host` may have besides the loopback names and `host`."""
+    """Names that `Host` may have besides the loopback names and `host`. Where `host` is 0.0.0.0 or :: and this is
+    empty, any `Host` is taken: the server's names are not known, and the key protects it. Name them to have them
+    checked."""
     allowed_origins: tuple[str, ...] = ()
     """Values that `Origin` may have besides the server's own."""
     tls_certificate: str | None = None
@@ -201,7 +205,7 @@ def parse_config(data: dict[str, Any], base: Path) -> Config:
     try:
         file = msgspec.convert(data, _File)
     except msgspec.ValidationError as error:
-        raise ConfigError(_readable(error)) from error
+        raise ConfigError(_readable(error, data)) from error
     limits, http = _limits(file.limits, file.server)
     config = Config(
         server=file.server,
@@ -362,12 +366,10 @@ def _absolute_places(table: dict[str, Any], base: Path) -> None:
         table["program"] = _absolute(program, base)
 
 
-def _readable(error: msgspec.ValidationError) -> str:
+def _readable(error: msgspec.ValidationError, data: dict[str, Any]) -> str:
     """`Expected `int`, got `str` - at `$.server.port`` → `server.port: expected int, got str`."""
-    text = str(error).replace("`", "")
-    what, _, where = text.partition(" - at $.")
-    what = what[:1].lower() + what[1:]
-    return f"{where}: {what}" if where else what
+    section = re.search(r"\$\.([a-z]+)", str(error))
+    return explain_field(error, data, _SECTIONS.get(section[1], _File) if section else _File)[0]
 
 
 _NOT_LIMITS = ("host", "port", "unix_path", "tls_cert", "tls_key", "websocket")

@@ -6,7 +6,6 @@ import itertools
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import trio
 
 from synapse.errors import LaneUnavailable, SynapseError
 from synapse.host.real import RealHost
+from synapse.host.rundir import fresh_directory
 from synapse.lane import Lane, Profile, Surroundings
 from synapse.limits import Limits
 from synapse.policy.budget import BudgetConfig, CrashBudget
@@ -214,9 +214,7 @@ def _leaves(error: BaseException) -> list[BaseException]:
 def _runtime_dir(config: SupervisorConfig, stack: AsyncExitStack) -> Path:
     if config.runtime_dir is not None:
         return Path(config.runtime_dir)
-    # Not below TMPDIR: a socket's path must be short.
-    base = "/tmp" if os.path.isdir("/tmp") else None
-    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="synapse-", dir=base)))
+    return Path(stack.enter_context(fresh_directory()))
 
 
 def default_directory(kind: str) -> Path:

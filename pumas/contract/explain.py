@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -13,6 +13,31 @@ _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`(?: - at `(\$
 _INVALID_WORD = re.compile(r"Invalid (?:enum )?value '(.*)'", re.S)
 _NAMED = re.compile(r"`([a-z_]+)`")
 _PATH_STEP = re.compile(r"\.([A-Za-z_0-9]+)|\[(\d+)\]|\[\.\.\.\]")
+
+
+def explain_field(error: msgspec.ValidationError, value: Any, record: type) -> tuple[str, str | None]:
+    """msgspec's refusal of a plain record in words: the place, what it may be, what it is; and the place alone."""
+    what, _, where = str(error).replace("`", "").partition(" - at $.")
+    if not where and "missing required field" in what:
+        where = what.rpartition(" ")[2]
+    what = what[:1].lower() + what[1:]
+    if not where:
+        return what, None
+    word = _INVALID_WORD.fullmatch(str(error).partition(" - at `$")[0])
+    if word:
+        name = where.rpartition(".")[2]
+        words = _words_of(get_type_hints(record, include_extras=True).get(name))
+        what = f"{quote(word[1])} is none of {', '.join(words)}" if words else what
+    elif "got" not in what and isinstance(given := value_at(value, "." + where), int | float | str):
+        what += f", got {quote(given)}"
+    return f"{where}: {what}", where
+
+
+def _words_of(hint: Any) -> tuple[str, ...]:
+    """The words of a Literal, also inside of a union."""
+    if get_origin(hint) is Literal:
+        return tuple(str(word) for word in get_args(hint))
+    return tuple(word for part in get_args(hint) for word in _words_of(part))
 
 
 class Schema(NamedTuple):
@@ -40,7 +65,7 @@ def _fields_at(value: Any, path: str, schema: Schema) -> set[str]:
     """Names that would have been known at `path`: of the records with the object's tag, else of those without one."""
     if path == "$":
         return set(schema.records[0].__struct_fields__)
-    holder = _value_at(value, path)
+    holder = value_at(value, path)
     tag = (holder.get("kind") or holder.get("type")) if isinstance(holder, dict) else None
     fields: set[str] = set()
     for record in schema.records[1:]:
@@ -53,13 +78,13 @@ def _words_at(value: Any, path: str, schema: Schema) -> tuple[str, ...]:
     """Words that would have been known at `path`, where they are few."""
     before, _, name = path.rpartition(".")
     if name == "encoding":
-        holder = _value_at(value, "." + before)
+        holder = value_at(value, "." + before)
         if isinstance(holder, dict) and (holder.get("kind") == "audio" or "sample_rate_hz" in holder):
             name = "audio encoding"
     return schema.words.get(name, ())
 
 
-def _value_at(value: Any, path: str) -> Any:
+def value_at(value: Any, path: str) -> Any:
     """The value at a path of msgspec's; a step through a caller's own key is not named there and is skipped."""
     for step in _PATH_STEP.finditer(path):
         if isinstance(value, dict) and step[1] in value:

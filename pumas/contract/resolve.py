@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from pumas.contract import limits
-from pumas.contract.describe import PROTOCOLS
+from pumas.contract.describe import MISMATCH, PROTOCOLS, UNQUALIFIED
 from pumas.contract.descriptors import Available, Capability, ServedModel, select
 from pumas.contract.errors import ContractError, invalid, over_limit
 from pumas.contract.media import AudioPayload, Clip, Image, ImagePayload, check_clips, check_images
@@ -37,6 +37,9 @@ from pumas.contract.requests import (
 
 RETRY_AFTER_S = {"model_loading": 2.0, "model_restarting": 1.0}
 """Reasons that pass by themselves, and after how long trying again makes sense (C4)."""
+
+PERMANENT = frozenset({MISMATCH, UNQUALIFIED, "unknown_model_task", "unsupported_adapter"})
+"""Reasons that stay as long as this model is served as it is."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,11 +162,13 @@ def unavailable(served: ServedModel, candidates: Iterable[Capability]) -> Contra
     reasons = {c.capability: getattr(c.availability, "reason", "available") for c in candidates}
     waits = [RETRY_AFTER_S[reason] for reason in reasons.values() if reason in RETRY_AFTER_S]
     told = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
-    return ContractError(
-        "capability_unavailable",
-        f"`{served.model}` (profile `{served.profile}`) cannot serve this now: {told}",
-        retry_after=min(waits) if waits else None,
-    )
+    now = "" if PERMANENT.issuperset(reasons.values()) else " now"
+    message = f"`{served.model}` (profile `{served.profile}`) cannot serve this{now}: {told}"
+    if now and served.detail.get("error"):
+        message += f"; {served.detail['error']}"
+    if now and served.load_state in ("failed", "quarantined"):
+        message += f"; to try again: pumas probe {served.model}"
+    return ContractError("capability_unavailable", message, retry_after=min(waits) if waits else None)
 
 
 def _unsupported(request: OperationRequest, needs: _Needs, served: ServedModel) -> ContractError:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from pumas.contract.errors import ContractError
+from pumas.contract.explain import explain_field
 from pumas.openai.fields import Fields, check_fields
 from pumas.operations import TextOptions
 
@@ -53,14 +54,9 @@ def decode(body: Mapping[str, Any], fields: Fields, kind: type[T]) -> tuple[T, t
     try:
         return msgspec.convert({k: v for k, v in body.items() if k in fields.used}, kind), ignored
     except msgspec.ValidationError as error:
-        what, _, where = str(error).replace("`", "").partition(" - at $.")
-        if not where and "missing required field" in what:
-            where = what.rpartition(" ")[2]
-        what = what[:1].lower() + what[1:]
-        message = f"{where}: {what}" if where else what
-        raise ContractError(
-            "invalid_request", message, field=where.partition(".")[0].partition("[")[0] or None
-        ) from error
+        message, where = explain_field(error, body, kind)
+        field = None if where is None else where.partition(".")[0].partition("[")[0]
+        raise ContractError("invalid_request", message, field=field) from error
 
 
 def sampling(body: SamplingFields, **more: Any) -> TextOptions:

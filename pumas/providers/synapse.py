@@ -78,7 +78,7 @@ class SynapseProvider:
             model=self.alias,
             profile=self.profile,
             state=health.state,
-            age_s=round(health.age_s, 3),
+            age_s=health.age_s,
             degraded=self._supervisor.health().degraded,
             detail={name: value for name, value in detail.items() if value},
         )
@@ -91,7 +91,7 @@ class SynapseProvider:
     @asynccontextmanager
     async def generate(self, operation: GenerateText) -> AsyncIterator[TextStream]:
         """Enters when the lane admitted the operation; leaving drops the sequence (C8)."""
-        with translated(self.alias):
+        with translated(self.alias, "messages" if operation.messages else "prompt"):
             info, measured = self._loaded()
             ids = await self._prompt(operation, info, measured)
             generation = await self._generation(operation.options, ids)
@@ -99,7 +99,7 @@ class SynapseProvider:
                 yield _Stream(stream, self.alias)
 
     async def embed(self, operation: Embed) -> Embeddings:
-        with translated(self.alias):
+        with translated(self.alias, "input"):
             info, measured = self._loaded()
             ids = await self._inputs(operation.inputs, info, measured)
             total = sum(map(len, ids))
@@ -107,7 +107,7 @@ class SynapseProvider:
         return Embeddings(vectors if operation.dimensions is None else cut(vectors, operation.dimensions), total)
 
     async def rerank(self, operation: Rerank) -> Scores:
-        with translated(self.alias):
+        with translated(self.alias, "documents"):
             info, measured = self._loaded()
             self._bound_text("query", operation.query, info, measured)
             for index, document in enumerate(operation.documents):

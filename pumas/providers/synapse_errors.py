@@ -81,12 +81,18 @@ def contract_error(error: synapse_errors.SynapseError) -> ContractError:
 
 
 @contextmanager
-def translated(model: str) -> Iterator[None]:
-    """Turn synapse's errors into the contract's. What a lane logs by itself (crashes) is marked so."""
+def translated(model: str, content: str | None = None) -> Iterator[None]:
+    """Turn synapse's errors into the contract's. What a lane logs by itself (crashes) is marked so.
+
+    Args:
+        content: the request's field that holds what is measured in tokens.
+    """
     try:
         yield
     except synapse_errors.SynapseError as error:
         translation = contract_error(error)
+        if translation.kind == "context_length" and translation.field is None:
+            translation.field = content
         if isinstance(error, synapse_errors.Quarantined):
             translation.message += f"; to try again: pumas probe {model}"
         translation.logged = isinstance(error, synapse_errors.EngineCrashed)

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from pumas.contract.descriptors import ServedModel, capabilities_response, served_models_response
+from pumas.contract.descriptors import ServedModel, capabilities_response, select, served_models_response
 from pumas.contract.errors import ContractError
 from pumas.contract.redact import redact
 from pumas.http.exchange import AsgiApp, Receive, Scope
@@ -44,6 +44,7 @@ class Discovery:
         wanted = scope["path_params"]["id"]
         group = [model for model in self._registry.snapshots() if model.model == wanted]
         if not group:
+            select(self._registry.snapshots(), wanted[:256], None)  # which names what is served
             raise ContractError("model_not_found", f"model {wanted[:256]!r} is not served", field="model")
         return json_answer(self._model(group))
 
@@ -71,7 +72,11 @@ class Discovery:
         body: dict[str, Any] = {"status": status}
         if trusted(scope):
             body["lanes"] = [
-                msgspec.structs.replace(lane, detail={name: redact(text) for name, text in lane.detail.items()})
+                msgspec.structs.replace(
+                    lane,
+                    age_s=round(lane.age_s, 3),
+                    detail={name: redact(text) for name, text in lane.detail.items()},
+                )
                 for lane in lanes
             ]
         return Answer(msgspec.json.encode(body), status=200 if ready else 503)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import stat
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 from synapse.errors import SetupError
@@ -15,6 +18,36 @@ SOCKET_PATH_LIMIT = 107 if sys.platform == "linux" else 103
 """Bytes of a Unix socket's path, without the terminating NUL."""
 WORKER_ID = re.compile(r"[A-Za-z0-9_-]{1,24}")
 _LONGEST_NAME = "x" * 24 + ".sock"
+
+
+PREFIX = "synapse-"
+"""How the names of runtime directories begin that are made for one run."""
+_SETTLED_S = 5.0
+"""A lock file younger than this may be one that its owner is just about to take."""
+
+
+def fresh_directory() -> tempfile.TemporaryDirectory[str]:
+    """A runtime directory for one run, with a short path: not below TMPDIR. Those of runs that were killed are removed:
+    ours, with a lock that nobody holds. One that another run is just making stays."""
+    base = "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()
+    for stale in Path(base).glob(f"{PREFIX}*"):
+        if _abandoned(stale):
+            shutil.rmtree(stale, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix=PREFIX, dir=base)
+
+
+def _abandoned(directory: Path) -> bool:
+    """Whether it is a runtime directory of this user whose run is over."""
+    try:
+        info = os.lstat(directory)
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or sys.platform == "win32":
+            return False
+        if time.time() - os.lstat(directory / "synapse" / "lock").st_mtime < _SETTLED_S:
+            return False
+        os.close(_lock(directory / "synapse" / "lock"))
+    except (OSError, SetupError):  # gone meanwhile, not to be read, or in use
+        return False
+    return True
 
 
 class RuntimeDirectory:

@@ -13,7 +13,7 @@ import pytest
 
 from synapse.errors import SetupError
 from synapse.host import RealHost
-from synapse.host.rundir import SOCKET_PATH_LIMIT, RuntimeDirectory
+from synapse.host.rundir import SOCKET_PATH_LIMIT, RuntimeDirectory, fresh_directory
 
 
 def test_it_is_made_private(runtime_dir: Path) -> None:
@@ -144,3 +144,22 @@ async def test_the_socket_is_private_from_the_start(runtime_dir: Path) -> None:
     endpoint.close()
     with pytest.raises(FileNotFoundError):
         os.stat(endpoint.address)
+
+
+def test_what_killed_runs_left_is_swept_and_nothing_else() -> None:
+    """A directory with a free lock goes; one in use, one without a lock and one of another name stay."""
+    made = [fresh_directory() for _ in range(3)]
+    stale, used, unlocked = (Path(directory.name) for directory in made)
+    RuntimeDirectory(stale).close()
+    holder = RuntimeDirectory(used)
+    for directory in (stale, used):
+        os.utime(directory / "synapse/lock", (0, 0))
+    try:
+        with fresh_directory():
+            assert (stale.exists(), used.exists(), unlocked.exists()) == (False, True, True)
+    finally:
+        holder.close()
+        for directory in made[1:]:
+            directory.cleanup()
+        stale.mkdir()  # so that its own cleanup finds it
+        made[0].cleanup()

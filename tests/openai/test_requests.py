@@ -52,9 +52,9 @@ def test_what_cannot_change_the_result_is_ignored_and_named() -> None:
         ({"audio": {}}, "audio", "only text"),
         ({"functions": [{}]}, "functions", "use tools"),
         ({"temperature": "1"}, "temperature", "expected"),
-        ({"temperature": 3}, "temperature", "<= 2"),
+        ({"temperature": 3}, "temperature", "<= 2.0, got `3`"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs true"),
-        ({"max_tokens": 0}, "max_tokens", ">= 1"),
+        ({"max_tokens": 0}, "max_tokens", ">= 1, got `0`"),
         ({"max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens", "differ"),
         ({"stop": ""}, "stop", "empty"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token id"),
@@ -182,3 +182,10 @@ def test_errors_have_the_public_shape_and_ours() -> None:
     assert waits == {"x-pumas-outcome": "not_admitted", "retry-after": "2"}
     unknown = dict(error_headers(ContractError("provider_failure", "x", outcome="unknown")))
     assert unknown == {"x-pumas-outcome": "unknown", "x-should-retry": "false"}
+
+
+def test_a_wrong_word_is_answered_with_the_right_ones() -> None:
+    with pytest.raises(ContractError) as refused:
+        parse_embeddings({"model": "m", "input": "a", "encoding_format": "hex"})
+    assert refused.value.message == "encoding_format: `hex` is none of float, base64"
+    assert refused.value.field == "encoding_format"
