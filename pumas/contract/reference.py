@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import builtins
+import types
+import typing
 from collections.abc import Iterable
-from typing import get_args
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from pumas.contract.describe import DOWN, MISMATCH, PROTOCOLS, RESERVED, STREAMING, UNQUALIFIED
 from pumas.contract.descriptors import CAPABILITIES, SEMANTIC_TASKS
 from pumas.contract.errors import STATUS
+from pumas.contract.guide import guide
 from pumas.contract.limits import LIMITS, MAX_MESSAGE_CHARACTERS
-from pumas.contract.requests import AnyInput, AnyOptions, OperationRequest
+from pumas.contract.requests import (
+    AnyInput,
+    AnyOptions,
+    AudioPart,
+    BatchItem,
+    ChoiceQuestion,
+    DecisionClip,
+    DecisionImage,
+    ImagePart,
+    Message,
+    NoulCriteria,
+    NoulQuestion,
+    OperationRequest,
+    ScoreQuestion,
+    TextPart,
+)
 from pumas.contract.resolve import FIXED_RANGES, RETRY_AFTER_S
 
 _REFUSED: dict[str, str] = {
@@ -39,11 +60,12 @@ CODES |= {code: ("unknown", when) for code, when in _FAILED.items()}
 refuses after it, a limit of its own for one, keeps its code and is `unknown` too."""
 
 _HEAD = """\
-# The contract in figures
+# The typed contract
 
-Generated from `pumas/contract` by `python -m pumas.contract.reference > docs/contract.md`; a test fails when it
-differs. The contract itself is *Model operations, contract version 1*. The names in brackets (C1, D9) are decisions
-about what it leaves open.
+How to ask a gateway for typed operations, and every figure of it. Generated from `pumas/contract` by
+`python -m pumas.contract.reference > docs/contract.md`; a test fails when it differs. The
+contract itself is *Model operations, contract version 1*. The names in brackets (C1, D9) are decisions about what it
+leaves open.
 """
 
 _RULES = """\
@@ -71,7 +93,9 @@ image_to_text where neither `capability` nor `semantic_task` says otherwise; mes
 
 def render() -> str:
     """The whole page."""
-    return "\n".join((_HEAD, _codes(), _limits(), _RULES, _capabilities(), _availability(), _options(), _requests()))
+    return "\n".join(
+        (_HEAD, guide(), _codes(), _limits(), _RULES, _capabilities(), _availability(), _options(), _requests())
+    )
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -147,14 +171,65 @@ def _options() -> str:
     return f"## Options\n\n{note}" + _table(("Option", "From", "To"), rows)
 
 
+_PARTS: dict[type, str] = {
+    Message: "message",
+    TextPart: "text part",
+    ImagePart: "image part",
+    AudioPart: "audio part",
+    BatchItem: "item",
+    ChoiceQuestion: "choice question",
+    ScoreQuestion: "score question",
+    NoulQuestion: "noul question",
+    NoulCriteria: "noul criteria",
+    DecisionImage: "image",
+    DecisionClip: "clip",
+}
+
+
 def _requests() -> str:
-    rows = [("request", _words(OperationRequest.__struct_fields__))]
+    rows = _fields("request", OperationRequest)
     for title, union in (("input", AnyInput), ("options", AnyOptions)):
-        rows += [
-            (f"{title}, kind `{record.__struct_config__.tag}`", _words(record.__struct_fields__))
-            for record in get_args(union)
-        ]
-    return "## Request records\n\nClosed: any other field is refused by name.\n\n" + _table(("Record", "Fields"), rows)
+        for record in get_args(union):
+            rows += _fields(f"{title}, kind `{record.__struct_config__.tag}`", record)
+    for record, title in _PARTS.items():
+        tag = record.__struct_config__  # type: ignore[attr-defined]
+        rows += _fields(title if tag.tag is None else f"{title}, {tag.tag_field} `{tag.tag}`", record)
+    note = "Closed: any other field is refused by name. The tag (`kind`, `type`) is always required.\n\n"
+    return f"## Request records\n\n{note}" + _table(("Record", "Field", "", "Value"), rows)
+
+
+def _fields(title: str, record: type) -> list[tuple[str, str, str, str]]:
+    """A row for each field; a record without any has one, too."""
+    hints = get_type_hints(record, include_extras=True)
+    rows = []
+    for field in msgspec.structs.fields(record):
+        required = field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT
+        rows.append((f"`{field.encode_name}`", "required" if required else "optional", _type(hints[field.name])))
+    return [(title if index == 0 else "", *row) for index, row in enumerate(rows or [("-", "", "")])]
+
+
+def _type(hint: Any) -> str:
+    """A type in the words of JSON."""
+    arguments = get_args(hint)
+    match get_origin(hint):
+        case typing.Annotated:
+            return _type(arguments[0])
+        case typing.Literal:
+            return ", ".join(f"`{value}`" for value in arguments)
+        case typing.Union | types.UnionType:
+            kinds = [part for part in arguments if part is not type(None)]
+            if set(kinds) <= set(get_args(AnyInput)):
+                return "an input"
+            if set(kinds) <= set(get_args(AnyOptions)):
+                return "options"
+            return " or ".join(_type(part) for part in kinds)
+        case builtins.tuple:
+            return f"list of: {_type(arguments[0])}"
+        case builtins.dict:
+            null = " or null" if type(None) in get_args(arguments[1]) else ""
+            return f"object of: {_type(arguments[1])}{null}"
+    plain: dict[Any, str] = {str: "string", int: "integer", float: "number", bool: "true or false", Any: "any JSON"}
+    return plain.get(hint) or _PARTS[hint]
 
 
 if __name__ == "__main__":
