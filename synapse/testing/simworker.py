@@ -242,7 +242,7 @@ class SimProcess:
             await trio.sleep_forever()
 
     def _reply(self, engine: SimEngine, request: m.Request, raw: bytes) -> tuple[m.Reply, Any]:
-        if not isinstance(request, m.Load | m.Ping):
+        if _is_work(request):
             if self._strikes("err"):
                 return m.Err(req_id=request.req_id, code="engine_failed", msg="err"), None
             if self._strikes("err_flood"):
@@ -278,6 +278,13 @@ class SimProcess:
     def _say(self, status: int, why: str) -> _Ended:
         self._log.append(f"simulated {why}")
         return _Ended(status)
+
+
+def _is_work(request: m.Request) -> bool:
+    """Something that an engine may fail at. An empty DECODE asks whether DECODE is known, and any ERR means no."""
+    if isinstance(request, m.Decode):
+        return bool(request.start or request.continue_)
+    return not isinstance(request, m.Load | m.Ping)
 
 
 def _always(reply: m.Reply) -> bool:
