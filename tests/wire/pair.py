@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from synapse.errors import RemoteProtocolError
+from synapse.errors import LocalProtocolError, RemoteProtocolError
 from synapse.wire import messages as m
 from synapse.wire.connection import NEED_DATA, Buffer, Connection, Event
 from synapse.wire.state import Role
@@ -68,7 +68,7 @@ def greeted(role: Role) -> Connection:
 def outcome(end: Connection, pieces: Iterable[Buffer], answers: Sequence[tuple[object, list[Buffer]]]) -> list[str]:
     """Everything that a stream of bytes makes of one end, as text: its events and how it failed, if it did.
 
-    Whenever it is this end's turn, it sends the next of `answers`.
+    Whenever it is this end's turn, it sends the next of `answers`, until one does not fit what was asked.
     """
     seen: list[str] = []
     waiting = list(answers)
@@ -76,7 +76,11 @@ def outcome(end: Connection, pieces: Iterable[Buffer], answers: Sequence[tuple[o
     def speak() -> None:
         while waiting and _may_speak(end):
             message, raws = waiting.pop(0)
-            end.send(message, raws)  # type: ignore[arg-type]
+            try:
+                end.send(message, raws)  # type: ignore[arg-type]
+            except LocalProtocolError as error:
+                waiting.clear()
+                seen.append(f"no answer: {error}")
 
     speak()
     for piece in pieces:
