@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from synapse.host import ManagedProcess, managed_process
     from synapse.lane import Delta, Generation, GenerationStream, Lane, Profile
     from synapse.limits import Limits
-    from synapse.policy.health import Health, LaneHealth, LoadState, WorkerHealth
+    from synapse.policy.health import Health, LaneHealth, LaneState, LoadState, WorkerHealth
     from synapse.supervisor import Supervisor, SupervisorConfig, open_supervisor
     from synapse.text import RenderedPrompt, TextService
     from synapse.wire.messages import Measured, ModelFile, ModelInfo, Sampling, TokenLogprob
@@ -52,7 +52,7 @@ _HOMES = {
     "synapse.host": ("ManagedProcess", "managed_process"),
     "synapse.lane": ("Delta", "Generation", "GenerationStream", "Lane", "Profile"),
     "synapse.limits": ("Limits",),
-    "synapse.policy.health": ("Health", "LaneHealth", "LoadState", "WorkerHealth"),
+    "synapse.policy.health": ("Health", "LaneHealth", "LaneState", "LoadState", "WorkerHealth"),
     "synapse.supervisor": ("Supervisor", "SupervisorConfig", "open_supervisor"),
     "synapse.text": ("RenderedPrompt", "TextService"),
     "synapse.wire.messages": ("Measured", "ModelFile", "ModelInfo", "Sampling", "TokenLogprob"),
@@ -71,6 +71,7 @@ __all__ = [
     "InvalidInput",
     "Lane",
     "LaneHealth",
+    "LaneState",
     "LaneUnavailable",
     "Limits",
     "LoadState",
