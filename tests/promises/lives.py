@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import trio
@@ -31,6 +32,7 @@ from synapse.testing import (
 )
 from synapse.wire import messages as m
 from tests.lane.lab import expected_text, expected_vectors, nothing_left
+from worker_bin.engine import Handler
 from worker_bin.faulty import arithmetic
 from worker_bin.faulty.engine import FaultyEngine
 from worker_bin.faulty.faults import Plan
@@ -68,6 +70,29 @@ class Arithmetic:
 
     def text(self, prompt: Ids, max_tokens: int, got: str) -> str:
         return "" if got == expected_text(prompt, max_tokens) else "wrong text"
+
+
+REAL = {"elapsed_ms": 5.0, "cold_load_ms": 500.0, "rss_mb": 10.0}
+"""What an engine measures of the real world, and what stands there instead: a virtual one has no other clock."""
+
+
+class Timeless(FaultyEngine):
+    """The faulty engine, with nothing of the real world in its answers."""
+
+    def __init__(self) -> None:
+        super().__init__(Plan(""))
+        self.handlers = {kind: _timeless(handler) for kind, handler in self.handlers.items()}
+
+
+def _timeless(handler: Handler) -> Handler:
+    def handle(request: Any, raw: memoryview) -> tuple[Any, Any]:
+        reply, out = handler(request, raw)
+        for name, value in REAL.items():
+            if hasattr(reply, name):
+                setattr(reply, name, value)
+        return reply, out
+
+    return handle
 
 
 @dataclass
@@ -146,7 +171,7 @@ async def life(
     clock = trio.lowlevel.current_clock()
     assert isinstance(clock, MockClock)
     host = SimHost(
-        lambda spec: FaultyEngine(Plan("")),
+        lambda spec: Timeless(),
         plan,
         work_s=work,
         faulty=lambda spec: spec.env.get("ROLE") in faulty,
