@@ -106,7 +106,7 @@ async def test_a_quarantine_and_what_is_asked_at_that_moment(tmp_path: Path, aut
 async def test_overload_is_polite(tmp_path: Path, autojump_clock: MockClock) -> None:
     """P30: ten times the capacity for a minute: the queue stays within its bound, refusals come at once, and as much
     is served as without the overload."""
-    seconds = scaled(3, 60)
+    seconds = scaled(1, 60)
     limits = replace(LIMITS, lane_requests=64)
     usual, _ = await _offered(tmp_path, limits, 16, seconds)
     served, refused = await _offered(tmp_path, limits, 160, seconds)

@@ -70,7 +70,7 @@ async def test_a_fault_strikes_often_enough_and_everything_heals(
         plan = FaultPlan(seed, sites=sites)
         pipe_bytes = 64 if site == "reset" else 65536
         async with life(tmp_path, plan, seed=seed, pipe_bytes=pipe_bytes) as lived:
-            await lived.traffic().run(40, 12)
+            await lived.traffic().run(25, 12)
             await trio.sleep(25.0)  # for PINGs
             if site != "ignore_shutdown":  # which strikes while everything is stopped
                 await lived.heal()
