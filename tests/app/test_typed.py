@@ -332,6 +332,24 @@ def test_reserved_audio_is_unavailable_for_its_reason(gateway: Gateway) -> None:
     assert "unqualified_audio_runtime" in found["message"]
 
 
+def test_what_is_permanent_says_so_and_what_failed_says_why_and_the_way_out(gateway: Gateway) -> None:
+    mismatch = gateway.post("/v1/embeddings", {"model": "smol", "input": "x"})
+    assert mismatch.status == 503
+    message = mismatch.json()["error"]["message"]
+    assert message == "`smol` (profile `default`) cannot serve this: text_embedding (model_task_mismatch)"
+    assert "retry-after" not in mismatch.headers
+    failed = gateway.post("/v1/rerank", {"model": "headless", "query": "q", "documents": ["d"]})
+    assert failed.status == 503
+    message = failed.json()["error"]["message"]
+    assert "cannot serve this now" in message
+    assert "ranking head" in message
+    assert message.endswith("to try again: pumas probe headless")
+
+
+def test_a_model_that_is_not_there_is_answered_with_those_that_are(gateway: Gateway) -> None:
+    assert "served: `headless`, `minilm`" in gateway.get("/v1/models/zzz").json()["error"]["message"]
+
+
 def test_prompts_are_never_logged(gateway: Gateway) -> None:
     chat(gateway, "a most private zebra")
     gateway.until_logged("path=/v1/model-operations")
