@@ -113,7 +113,7 @@ PROMISES: tuple[Promise, ...] = (
         ),
         "14 wrong HELLOs, 14 failing boots, strangers and launchers",
         "10,000 wrong handshakes, 2,000 strangers closed within 100 ms",
-        (FIGURES + "test_impostors",),
+        (FIGURES + "test_impostors", FIGURES + "test_strangers"),
     ),
     Promise(
         "P9",
