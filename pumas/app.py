@@ -10,11 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 
 from pumas import log
-from pumas.config import Config, is_loopback
+from pumas.config import Config
 from pumas.contract.errors import ContractError
 from pumas.contract.redact import redact
 from pumas.http.exchange import AsgiApp, Message, Receive, Scope, Send
 from pumas.http.guard import LOOPBACK_NAMES, Guard, Headers, Policy, contract_error
+from pumas.keys import is_loopback
 from pumas.openai.errors import error_body, error_headers, status_of
 from pumas.routes.admin import Admin
 from pumas.routes.common import Endpoint, Registry

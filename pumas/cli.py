@@ -27,10 +27,10 @@ from pumas.config import (
     UserError,
     check_config,
     http_config,
-    read_api_key,
     read_config,
 )
 from pumas.http.config import HttpSetupError
+from pumas.keys import read_api_key
 from synapse.errors import SynapseError
 
 DEFAULT_URL = "http://127.0.0.1:8080"

@@ -8,9 +8,10 @@ from contextlib import ExitStack
 import trio
 
 from pumas import log
-from pumas.config import Config, ConfigError, read_secret
+from pumas.config import Config, ConfigError
 from pumas.config_upstream import Upstream
 from pumas.contract.descriptors import Available
+from pumas.keys import read_secret
 from pumas.providers.upstream.client import Upstream as Client
 from pumas.providers.upstream.managed import ManagedLlama, ServerOptions, private_socket
 from pumas.providers.upstream.provider import UpstreamProvider

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pumas import configdoc
-from pumas.config import Config, ConfigError, Server, is_loopback, read_api_key, read_config
+from pumas.config import Config, ConfigError, Server, read_config
+from pumas.keys import is_loopback, read_api_key
 from synapse.limits import Limits
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "config.md"
