@@ -153,3 +153,17 @@ def test_quarantine_outlives_the_gateway_until_a_probe(tmp_path: Path) -> None:
         done = subprocess.run(program("probe", *command), capture_output=True, timeout=BOUND_S)
         assert done.stdout.decode().strip() == "m (default) is loaded"
         assert second.get("/health").status == 200
+
+
+def test_whoever_stops_it_is_told_what_it_waits_for(tmp_path: Path) -> None:
+    models.tiny_llama(tmp_path / "m.gguf", context=8192, layers=4, width=512, heads=8)
+    config = tmp_path / "pumas.toml"
+    config.write_text(f"[server]\nport = 0\n[limits]\n{PATIENT}\ngrace_s = 120\n[[model]]\npath = 'm.gguf'\n")
+    with running(tmp_path, "--config", str(config)) as own:
+        assert own.process.stdout is not None
+        with open_stream(own, "/v1/model-operations", TYPED | {"stream": True}) as client:
+            read_until(client, b"event: delta")
+            own.process.send_signal(signal.SIGINT)
+            line = own.process.stdout.readline().decode()
+        assert line == "stopping, waiting up to 120 s for 1 request; once more to stop at once\n"
+        assert own.process.wait(BOUND_S) == 0
