@@ -88,7 +88,7 @@ def parse_chat(data: Mapping[str, Any], served: ServedModel) -> ChatRequest:
     )
     operation = GenerateText(
         capability="chat_generation",
-        messages=parse_messages(body.messages),
+        messages=parse_messages(body.messages, served),
         options=options,
         tools=tools if choice != "none" else (),
         tool_choice=choice,

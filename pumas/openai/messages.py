@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from pumas.contract.descriptors import ServedModel
 from pumas.contract.errors import ContractError
 from pumas.contract.media import Image, ImagePayload, check_images
 from pumas.operations import ImagePart, Message, Part, TextPart
@@ -16,12 +17,14 @@ _MESSAGE_FIELDS = frozenset(
 )
 
 
-def parse_messages(given: list[dict[str, Any]]) -> tuple[Message, ...]:
-    """The messages of a request, their images checked (decision C6).
+def parse_messages(given: list[dict[str, Any]], served: ServedModel) -> tuple[Message, ...]:
+    """The messages of a request, their images checked (decision C6), unless the model takes none (C1: before media).
 
     Raises: ContractError(invalid_request, unsupported_modality, request_limit).
     """
     payloads: list[tuple[str, ImagePayload]] = list(_images(given))
+    if payloads and not any("messages_image" in capability.input_formats for capability in served.capabilities):
+        raise ContractError("unsupported_modality", f"messages: {served.model} takes text only", field="messages")
     images = iter(check_images(payloads))
     return tuple(_message(message, index, images) for index, message in enumerate(given))
 

@@ -14,11 +14,13 @@ from pumas.openai.embeddings import parse_embeddings
 from pumas.openai.errors import error_body, error_headers, status_of
 from pumas.openai.images import parse_image
 from pumas.openai.rerank import parse_rerank
+from tests.contract.samples import SERVED
 
 PLAIN = ServedModel(model="m", profile="default", model_id="x", provider="p", load_state="loaded")
 TOOLED = ServedModel(
     model="m", profile="default", model_id="x", provider="p", load_state="loaded", detail={"tools_format": "hermes"}
 )
+SEEING = next(served for served in SERVED if served.model == "all")
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -116,8 +118,11 @@ def test_images_are_data_uris_and_checked() -> None:
 
     for url in ("https://example.org/x.png", "data:image/gif;base64,AAAA", "data:image/png;base64,!"):
         with pytest.raises(ContractError) as caught:
-            chat(messages=message(url))
+            chat(SEEING, messages=message(url))
         assert caught.value.code == "invalid_request"
+    with pytest.raises(ContractError) as caught:
+        chat(messages=message("data:image/png;base64,!"))
+    assert caught.value.code == "unsupported_modality", "what the model takes is judged before the media are"
 
 
 @pytest.mark.parametrize(
