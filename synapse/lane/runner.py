@@ -141,12 +141,14 @@ class Runner:
         return loaded, measured
 
     async def _knows_decode(self, worker: Worker, model_ref: str) -> bool:
-        """An empty DECODE finds out (G5). Any refusal of nothing at all means no."""
+        """An empty DECODE finds out (G5). A worker that knows it and refuses nothing at all has lost its way."""
         request = Decode(req_id=self._req_id(), model_ref=model_ref, max_steps=1, target_ms=1.0)
         try:
             await worker.call(request, [b""], timeout_s=self.limits.unit_min_s, stage="load")
-        except EngineRefused:
-            return False
+        except EngineRefused as error:
+            if error.code in ("unknown_type", "unsupported"):
+                return False
+            raise EngineCrashed("load", f"it refuses an empty DECODE: {error}") from error
         return True
 
     # --- units -------------------------------------------------------------------------------------------------------
