@@ -53,7 +53,8 @@ def test_where_nothing_fails_it_ends_after_its_inputs() -> None:
 def test_what_takes_too_much_is_a_failure() -> None:
     code = (
         "from fuzz.hunt import outcome; from fuzz.targets import Target\n"
-        "greedy = Target('greedy', 'little memory', lambda data: bytearray(b'x') * (400 << 20), lambda rng: b'', slow_s=1e9)\n"
+        "check = lambda data: bytearray(b'x') * (400 << 20)\n"
+        "greedy = Target('greedy', 'little memory', check, lambda rng: b'', slow_s=1e9)\n"
         "print(type(outcome(greedy, b'')).__name__)"  # in a process of its own: what counts is the most it ever had
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "TooLarge\n"
