@@ -23,7 +23,15 @@ LEDGER = Path(__file__).parent / "ledger.jsonl"
 
 def main(argv: list[str] | None = None) -> int:
     options = _arguments().parse_args(argv)
+    before = logging.root.manager.disable
     logging.disable()  # what parsers say of bad input is not what is looked for
+    try:
+        return _main(options)
+    finally:
+        logging.disable(before)
+
+
+def _main(options: argparse.Namespace) -> int:
     if options.list:
         for name in NAMES:
             print(f"{name:20}{load(name).invariant}")
