@@ -202,7 +202,7 @@ class Worker:
             self._call.scope.cancel()
 
     async def _leave(self) -> None:
-        """SHUTDOWN, grace, SIGTERM, grace; SIGKILL and reaping are the host's (W8)."""
+        """SHUTDOWN, grace, SIGTERM, grace, SIGKILL (W8), all before its connection is closed; reaping is the host's."""
         if self._dead.is_set():
             return
         self._leaving = True
@@ -217,6 +217,8 @@ class Worker:
         self._process.terminate()
         with trio.move_on_after(self._limits.terminate_grace_s):
             await self._process.wait()
+            return
+        self._process.kill()
 
 
 @asynccontextmanager
