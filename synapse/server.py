@@ -112,7 +112,7 @@ class ManagedServer:
         record = self._store.load(self.spec.key)
         if record is not None:
             self._budget.restore(self.spec.key, record.crashes)
-            self._park("quarantined", Quarantined(f"quarantined earlier: {record.reason}", record.crashes))
+            self._set("quarantined", Quarantined(f"quarantined earlier: {record.reason}", record.crashes))
             await self._until_probed()
         while True:
             try:
@@ -120,7 +120,7 @@ class ManagedServer:
             except EngineCrashed as crash:
                 delay = self._crashed(crash)
             except SetupError as error:
-                self._park("failed", error)
+                self._set("failed", error)
                 delay = None
             if delay is None:
                 await self._until_probed()
@@ -209,11 +209,8 @@ class ManagedServer:
                     not_recorded = str(error)
                     message += f" (not recorded: {error})"
                 self._log(logging.ERROR, "quarantined", crashes=crashes, stage=crash.stage, not_recorded=not_recorded)
-                self._park("quarantined", Quarantined(message, crashes))
+                self._set("quarantined", Quarantined(message, crashes))
                 return None
-
-    def _park(self, state: str, failure: SynapseError) -> None:
-        self._set(state, failure)
 
     def _set(self, state: str, failure: SynapseError | None) -> None:
         self.state, self._failure = state, failure
