@@ -182,6 +182,16 @@ async def test_a_worker_that_dies_at_every_start_is_spawned_three_times(runtime_
         assert journal.read_bytes() == b"xxx"
 
 
+async def test_a_worker_that_knows_decode_and_refuses_it_empty_crashed(runtime_dir: Path, tmp_path: Path) -> None:
+    """A passing failure must not make it an old worker, which cannot stream, for the rest of its life (G5)."""
+    async with open_lab(runtime_dir, tmp_path) as lab:
+        lane = lab.start(lab.model(role="generate"), "refuse@DECODE#1")
+        with trio.fail_after(BOUND_S):
+            with pytest.raises(Quarantined, match="stage load"):
+                await lane.ready()
+        assert lane.measured is None
+
+
 async def test_quarantine_survives_the_module(runtime_dir: Path, tmp_path: Path) -> None:
     async with open_lab(runtime_dir, tmp_path) as lab:
         lane = lab.start(lab.model(role="embed"), "exit=3@LOAD")

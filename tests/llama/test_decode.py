@@ -242,6 +242,23 @@ def test_a_long_prompt_takes_chunks_and_a_running_stream_moves_in_every_quantum(
     tiny.decode(drop=[0, 1])
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one(tiny: Driver) -> None:
+    """They share the steps: when the short one has its first token, the long one has had no more than it."""
+    tiny.decode(drop=[0, 1, 2, 3])
+    run = Run(tiny)
+    long, short = Stream([*range(3, 203)], 4), Stream([*range(3, 23)], 4)
+    run.add(0, long)
+    run.add(1, short)
+    done = {0: 0, 1: 0}
+    while short.result.n_gen == 0:
+        decoded = run.quantum(max_steps=1, target_ms=0)
+        done |= {progress.seq: progress.n_prompt_done for progress in decoded.sequences}
+    assert done[1] == 20
+    assert 0 < done[0] <= 20 + 4
+    assert long.result.n_gen == 0
+    tiny.decode(drop=[0, 1])
+
+
 def test_max_steps_bounds_a_quantum(tiny: Driver) -> None:
     run = Run(tiny)
     run.add(0, Stream([5], 50, m.Sampling(logit_bias=[(EOG, -100.0)])))

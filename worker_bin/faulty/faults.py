@@ -16,6 +16,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+from worker_bin.engine import Refused
+
 ENVIRONMENT = "SYNAPSE_FAULTS"
 
 ACTS = {
@@ -35,6 +37,7 @@ ACTS = {
     "daemon": "the same, in a session of its own",
     "ignore_sigterm": "ignore SIGTERM from now on",
     "raise": "raise an exception that the engine should not raise",
+    "refuse": "answer ERR engine_failed",
 }
 """What happens at a place, before what would happen there anyway. With `.after` behind the place: after the reply."""
 
@@ -162,6 +165,8 @@ def _act(fault: Fault) -> None:
             _fork(float(fault.value or 1), detached=fault.what == "daemon")
         case "ignore_sigterm":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        case "refuse":
+            raise Refused("engine_failed", "as switched on")
         case _:
             raise EngineBug("as switched on")
 

@@ -13,6 +13,7 @@ import msgspec
 from synapse.wire import messages as m
 from synapse.wire.connection import AckReceived, Buffer, Event, ShutdownReceived
 from synapse.wire.frames import prefix
+from worker_bin.engine import Refused
 from worker_bin.faulty.faults import Fault, Plan
 from worker_bin.serve import Session, SocketTransport
 
@@ -44,7 +45,11 @@ class FaultySession(Session):
 
     def _answer(self, request: m.Request, raws: Sequence[memoryview]) -> None:
         self._place = name_of(type(request))
-        self._plan.act(self._place)
+        try:
+            self._plan.act(self._place)
+        except Refused as refused:
+            self._send(m.Err(req_id=request.req_id, code=refused.code, msg=refused.message))
+            return
         super()._answer(request, raws)
         self._plan.act(self._place + ".after")
 
