@@ -33,8 +33,8 @@ class Costs:
                 self.step_ms = _average(self.step_ms, elapsed_ms / steps)
 
     def steps(self, target_ms: float) -> int:
-        """How many steps fit into a quantum of this length; at least one."""
-        return max(1, min(MAX_STEPS, int(target_ms / (self.step_ms or DEFAULT_STEP_MS))))
+        """How many steps come closest to a quantum of this length; at least one."""
+        return max(1, min(MAX_STEPS, round(target_ms / (self.step_ms or DEFAULT_STEP_MS))))
 
     def batch_s(self, tokens: int) -> float:
         """Seconds that a batch of so many tokens should take."""

@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from synapse.host.environment import child_environment
+
 Q8_0 = 8
 
 
@@ -42,7 +44,7 @@ class Direct:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],
-            env={**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
+            env=child_environment(os.environ, {}),
         )
         self.pid = self._process.pid
         self._ask(msgspec.to_builtins(setup))

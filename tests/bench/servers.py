@@ -18,6 +18,7 @@ import msgspec
 
 from pumas.contract.events import EventReader
 from pumas.providers.upstream.client import Upstream
+from synapse.host.environment import child_environment
 from tests.gateway import Gateway, running
 
 
@@ -41,7 +42,7 @@ def llama_server(model: Path, *arguments: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="ls-", dir="/tmp") as folder:
         path = str(Path(folder) / "s.sock")
         command = [sys.executable, "-m", "worker_bin.llama_server", "--model", str(model), "--host", path, *arguments]
-        env = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        env = child_environment(os.environ, {})
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
         try:
             while not healthy(path):

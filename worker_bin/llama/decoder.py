@@ -25,6 +25,8 @@ Ids = NDArray[np.int32]
 
 _MIN_CHUNK: Final = 8
 """Prompt tokens of one step at least, however slow the engine is."""
+_TELLING: Final = 4
+"""A step tells the price of a prompt's token if it has so many tokens for each sequence; generated ones cost more."""
 _SMOOTHING: Final = 0.3
 
 
@@ -246,7 +248,7 @@ class Decoder:
         work.sort(key=lambda item: self._streams.of(item[0].place))  # the engine joins neighbours, in order
         if self._evaluate(work):
             tokens = sum(n for _, n in work)
-            if tokens >= _MIN_CHUNK:
+            if tokens >= _TELLING * len(work):
                 spent = (time.perf_counter() - began) * 1e3 / tokens
                 self._ms_per_token += _SMOOTHING * (spent - self._ms_per_token)
             return

@@ -29,12 +29,10 @@ _NO_IDS: Ids = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class Pace:
-    """What a quantum's length follows from, in milliseconds: the two targets and a measured step; and how many steps
-    fit into the first target."""
+    """What a quantum's length follows from: two targets in milliseconds, and how many steps fit into the first."""
 
     quantum_ms: float
     unit_ms: float
-    step_ms: float
     steps: int
 
 
@@ -165,16 +163,14 @@ class Sequences:
         return unit
 
     def _set_pace(self, unit: DecodeUnit, pace: Pace) -> None:
-        """How long the quantum is. While nobody generates there is no stream to keep smooth: one step with as much of
-        the prompts as fits into a unit's time. Prompts beside running sequences get as much time as those."""
+        """How long the quantum is: while there are prompts, one step with as much of them as fits into a unit's time.
+        Streams beside them go on with a token a unit: the sooner all generate, the fuller their common steps are."""
         moving = [self.seats[index] for index in [*unit.continue_, *(start.seat for start in unit.start)]]
         unit.prefill = any(seat.in_prefill for seat in moving)
-        if moving and all(seat.in_prefill for seat in moving):
-            unit.target_ms, unit.max_steps = pace.unit_ms, 1
-            return
-        unit.max_steps = pace.steps
         if unit.prefill:
-            unit.target_ms = min(pace.unit_ms, max(pace.quantum_ms, 2 * pace.step_ms))
+            unit.target_ms, unit.max_steps = pace.unit_ms, 1
+        else:
+            unit.max_steps = pace.steps
 
     def can_start(self, queue: WorkQueue, now: float) -> bool:
         """Would `quantum` start anybody?"""

@@ -103,8 +103,7 @@ class WorkerState:
                     queue.add(batch)
             return unit
         if self._measured.decode:
-            steps = self.costs.steps(config.quantum_ms)
-            pace = Pace(config.quantum_ms, config.unit_ms, self.costs.step_ms, steps)
+            pace = Pace(config.quantum_ms, config.unit_ms, self.costs.steps(config.quantum_ms))
             return self.sequences.quantum(queue, now, pace)
         work = next(iter(queue))
         assert isinstance(work, GenerateWork)
