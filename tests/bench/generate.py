@@ -61,7 +61,7 @@ def fresh(prompts: list[list[int]], number: int) -> list[list[int]]:
     return [[ids[0] + 1 + number, *ids[1:]] for ids in prompts]
 
 
-async def measure(threads: int, count: int) -> None:
+async def measure(threads: int, each: list[int], count: int) -> None:
     path = smollm2()
     async with open_supervisor() as supervisor:
         lane = await supervisor.load(path, Profile(threads=threads, context=1024))
@@ -72,7 +72,7 @@ async def measure(threads: int, count: int) -> None:
             )
             kv = ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--alias", MODEL, "--threads", str(threads))
             other = stack.enter_context(llama_server(path, "--ctx-size", "8192", "--parallel", "8", *kv))
-            for streams in (1, 4, 8):
+            for streams in each:
                 with Direct(Setup(str(path), threads, streams=streams)) as direct:
                     taken = await interleaved(direct, lane, gateway.url, other, every[:streams], count)
                 per_second = 1 / float(np.median(taken["direct"]))
@@ -128,9 +128,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 4, 8])
     arguments = parser.parse_args()
     for threads in arguments.threads:
-        trio.run(measure, threads, arguments.rounds)
+        trio.run(measure, threads, arguments.streams, arguments.rounds)
     trio.run(memory)
 
 

@@ -219,15 +219,19 @@ def test_no_room_is_no_failure_the_first_time() -> None:
 
 
 def test_a_quantum_follows_what_is_in_it() -> None:
-    """One long step while nobody generates; as many steps as fit into the target afterwards."""
+    """A long step while nobody generates, a unit's with a prompt beside a stream, else many short steps."""
     scheduler = Scheduler()
     scheduler.worker_ready(0, GENERATE, 0.0)
     unit = unit_in(scheduler.submit(prompt(ids(500)), 0.0))
     assert isinstance(unit, DecodeUnit)
-    assert (unit.max_steps, unit.target_ms) == (1, 250.0)
+    assert (unit.max_steps, unit.target_ms) == (1, 500.0)
     unit = unit_in(done(scheduler, progress=[SequenceProgress(seq=0, n_prompt_done=500, ids=[1], n_gen=1)]))
     assert isinstance(unit, DecodeUnit)
     assert (unit.max_steps, unit.target_ms) == (5, 50.0)
+    scheduler.submit(prompt(ids(500, 7)), 0.0)
+    unit = unit_in(done(scheduler, progress=[SequenceProgress(seq=0, n_prompt_done=500, ids=[1], n_gen=2)]))
+    assert isinstance(unit, DecodeUnit)
+    assert (unit.max_steps, unit.target_ms) == (1, 250.0)
 
 
 def test_a_slow_reader_is_left_out_and_keeps_its_place() -> None:

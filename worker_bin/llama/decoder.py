@@ -240,6 +240,8 @@ class Decoder:
         work: list[tuple[Sequence, int]] = [(sequence, 1) for sequence in running if not sequence.prefilling]
         left = min(self._context.batch.capacity, max(budget, len(work) + _MIN_CHUNK)) - len(work)
         prompts = sorted((s for s in running if s.prefilling), key=lambda s: s.n_prompt - s.n_past)
+        if not work and left < (whole := sum(s.n_prompt - s.n_past for s in prompts)) <= left + left // 4:
+            left = min(whole, self._context.batch.capacity)  # a small rest costs more in a step of its own
         for position, sequence in enumerate(prompts):
             n = min(sequence.n_prompt - sequence.n_past, -(-left // (len(prompts) - position)))
             if n > 0:

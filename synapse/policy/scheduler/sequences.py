@@ -163,12 +163,15 @@ class Sequences:
         return unit
 
     def _set_pace(self, unit: DecodeUnit, pace: Pace) -> None:
-        """How long the quantum is: while there are prompts, one step with as much of them as fits into a unit's time.
-        Streams beside them go on with a token a unit: the sooner all generate, the fuller their common steps are."""
+        """How long the quantum is. With prompts it is one step with as much of them as fits into a unit's time: streams
+        beside them go on with a token a unit, and the sooner all generate the fuller their common steps are. While
+        nobody generates it is twice that: there is no stream to keep smooth, and a whole prompt costs less than two
+        parts of it."""
         moving = [self.seats[index] for index in [*unit.continue_, *(start.seat for start in unit.start)]]
-        unit.prefill = any(seat.in_prefill for seat in moving)
+        prompts = sum(seat.in_prefill for seat in moving)
+        unit.prefill = prompts > 0
         if unit.prefill:
-            unit.target_ms, unit.max_steps = pace.unit_ms, 1
+            unit.target_ms, unit.max_steps = (2 if prompts == len(moving) else 1) * pace.unit_ms, 1
         else:
             unit.max_steps = pace.steps
 
