@@ -1,6 +1,6 @@
 """Passages embedded per second: the direct loop, our worker, our HTTP, llama-server, ONNX int8; in one run, in turn.
 
-32 passages of 100 to 250 tokens and 64 short texts, MiniLM F16, one thread and two.
+32 passages of 100 to 250 tokens and 64 short texts, MiniLM F16, one thread and two. Printed as in generate.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from synapse import Lane, Profile, open_supervisor
 from tests.bench.direct import Direct, Setup
 from tests.bench.inputs import LONG, SHORT
-from tests.bench.measure import ratio, rounds
+from tests.bench.measure import both, rounds
 from tests.bench.servers import llama_server, post, pumas
 from tests.models import minilm_f16_gguf, minilm_onnx_served
 
@@ -66,8 +66,9 @@ async def measure(threads: int, count: int) -> None:
                 per_second = len(texts) / float(np.median(taken["direct"]))
                 print(
                     f"{threads} thread(s), {name}: direct {per_second:.0f} texts/s; relative to it: "
-                    + ", ".join(f"{way} {ratio(taken, way, 'direct'):.2f}" for way in taken if way != "direct")
-                    + f"; http against llama-server {ratio(taken, 'http', 'llama-server'):.2f}",
+                    + ", ".join(both(taken, way, "direct") for way in taken if way != "direct")
+                    + "; against llama-server: "
+                    + both(taken, "http", "llama-server"),
                     flush=True,
                 )
 

@@ -1,7 +1,8 @@
 """Generated tokens per second at 1, 4 and 8 streams: the direct loop, our worker, our HTTP, llama-server.
 
-All in one run, in turn, the same GGUF, KV type and prompts of ids; ratios of one round each, their median. Then the
-memory of the gateway and of a worker beside the engine's own.
+All in one run, in turn, the same GGUF, KV type, OpenMP settings and prompts of ids. Printed are the median of the rounds'
+ratios and the ratio of each way's best round: a virtual machine's neighbours slow single rounds by a fifth and more. Then
+the memory of the gateway and of a worker beside the engine's own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import trio
 from synapse import Generation, Lane, Profile, Sampling, open_supervisor
 from tests.bench.direct import Direct, Setup
 from tests.bench.inputs import PROMPTS
-from tests.bench.measure import anonymous_mb, memory_mb, ratio, rounds
+from tests.bench.measure import anonymous_mb, both, memory_mb, rounds
 from tests.bench.servers import complete, llama_server, pumas
 from tests.models import smollm2
 
@@ -78,7 +79,7 @@ async def measure(threads: int, each: list[int], count: int) -> None:
                 per_second = 1 / float(np.median(taken["direct"]))
                 print(
                     f"{threads} thread(s), {streams} stream(s): direct {per_second:.0f} tokens/s; relative to it: "
-                    + ", ".join(f"{name} {ratio(taken, name, 'direct'):.2f}" for name in taken if name != "direct"),
+                    + ", ".join(both(taken, name, "direct") for name in taken if name != "direct"),
                     flush=True,
                 )
 

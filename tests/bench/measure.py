@@ -23,6 +23,11 @@ def ratio(taken: Mapping[str, list[float]], name: str, base: str) -> float:
     return statistics.median(b / a for a, b in zip(taken[name], taken[base], strict=True))
 
 
+def both(taken: Mapping[str, list[float]], name: str, base: str) -> str:
+    """`ratio` in words, and the ratio of each one's fastest round: what is left when the machine is at rest."""
+    return f"{name} {ratio(taken, name, base):.2f} (best {min(taken[base]) / min(taken[name]):.2f})"
+
+
 def memory_mb(pid: int) -> float:
     """Proportional resident memory of a process in MB (Linux)."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():

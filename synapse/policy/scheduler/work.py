@@ -7,6 +7,7 @@ A *work* is one caller's request. A *unit* is what one worker does at one time; 
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -34,7 +35,7 @@ class State(enum.Enum):
 
 
 @dataclass(eq=False, kw_only=True)
-class Work:
+class Work(ABC):
     """Base of what can be submitted.
 
     Attributes:
@@ -67,9 +68,9 @@ class Work:
         return (self.key, self.order)
 
     @property
+    @abstractmethod
     def tokens(self) -> int:
         """Tokens that were not handed over yet."""
-        raise NotImplementedError
 
     @property
     def extra_bytes(self) -> int:
