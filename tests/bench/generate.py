@@ -1,8 +1,8 @@
 """Generated tokens per second at 1, 4 and 8 streams: the direct loop, our worker, our HTTP, llama-server.
 
-All in one run, in turn, the same GGUF, KV type, OpenMP settings and prompts of ids. Printed are the median of the rounds'
-ratios and the ratio of each way's best round: a virtual machine's neighbours slow single rounds by a fifth and more. Then
-the memory of the gateway and of a worker beside the engine's own.
+All in one run, in turn, the same GGUF, KV type, OpenMP settings and prompts of ids. Printed are the median of the
+rounds' ratios and the ratio of each way's best round: a virtual machine's neighbours slow single rounds by a fifth and
+more. Then the memory of the gateway and of a worker beside the engine's own.
 """
 
 from __future__ import annotations
