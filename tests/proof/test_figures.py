@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -39,7 +36,7 @@ from tests.promises.scale import FULL, measured, scaled
 from tests.wire.pair import connection, feed, greeted, outcome
 from tests.wire.vectors import BYTES
 from tests.worker.conftest import PATIENT, faulty_spec, ping
-from tests.worker.test_orphans import _MODULE
+from tests.worker.test_orphans import STATES, kill_a_module
 from worker_bin.faulty.engine import FaultyEngine
 from worker_bin.faulty.faults import Plan
 
@@ -51,50 +48,10 @@ def percentile(values: list[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
-ORPHANS = [
-    ("hang@boot", "boot"),
-    ("stop@boot", "boot"),
-    ("spin_c@boot", "boot"),
-    ("hang@connect", "boot"),
-    ("slow=3600@LOAD", "load"),
-    ("", "idle"),
-    ("stop@LOAD.after", "idle"),
-    ("slow=3600@EMBED_BATCH", "work"),
-    ("spin@EMBED_BATCH", "work"),
-    ("spin_c@EMBED_BATCH", "work"),
-    ("stop@EMBED_BATCH", "work"),
-    ("drip=0.2@EMBED_BATCH", "work"),
-    ("hang@LOAD.after", "write"),
-]
-
-
 @pytest.mark.proof
 def test_no_orphans(runtime_dir: Path) -> None:
     """P1: killed in every state, again and again; from the kill to the worker's end."""
-    script = runtime_dir / "module.py"
-    script.write_text(_MODULE)
-    took: list[float] = []
-    for trial in range(200):
-        faults, until = ORPHANS[trial % len(ORPHANS)]
-        with subprocess.Popen(
-            [sys.executable, str(script), str(runtime_dir / f"r{trial}"), faults, until],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        ) as module:
-            assert module.stdout is not None
-            watched = os.pidfd_open(int(module.stdout.readline()))
-            if until != "boot":
-                assert module.stdout.readline() == "handed over\n"
-            began = time.monotonic()
-            module.kill()
-            poller = select.poll()
-            poller.register(watched, select.POLLIN)
-            assert poller.poll(BOUND_S * 1000), f"a worker outlived its module in {faults or 'idle'}"
-            took.append(time.monotonic() - began)
-            os.close(watched)
-    for path in runtime_dir.rglob("*.sock"):
-        path.unlink()
+    took = [kill_a_module(runtime_dir, *STATES[trial % len(STATES)]) for trial in range(200)]
     assert max(took) <= 0.25
     measured("P1", f"200 kills, median {percentile(took, 0.5) * 1e3:.0f} ms, longest {max(took) * 1e3:.0f} ms")
 

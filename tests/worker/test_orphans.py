@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -61,26 +62,26 @@ _MODULE = textwrap.dedent(
 )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="watched through pidfd; elsewhere socket EOF does it")
-@pytest.mark.parametrize(
-    ("faults", "until"),
-    [
-        ("hang@boot", "boot"),
-        ("stop@boot", "boot"),
-        ("spin_c@boot", "boot"),
-        ("hang@connect", "boot"),
-        ("slow=3600@LOAD", "load"),
-        ("", "idle"),
-        ("stop@LOAD.after", "idle"),
-        ("slow=3600@EMBED_BATCH", "work"),
-        ("spin@EMBED_BATCH", "work"),
-        ("spin_c@EMBED_BATCH", "work"),
-        ("stop@EMBED_BATCH", "work"),
-        ("drip=0.2@EMBED_BATCH", "work"),
-        ("hang@LOAD.after", "write"),
-    ],
-)
-def test_no_worker_outlives_the_module(runtime_dir: Path, faults: str, until: str) -> None:
+STATES = [
+    ("hang@boot", "boot"),
+    ("stop@boot", "boot"),
+    ("spin_c@boot", "boot"),
+    ("hang@connect", "boot"),
+    ("slow=3600@LOAD", "load"),
+    ("", "idle"),
+    ("stop@LOAD.after", "idle"),
+    ("slow=3600@EMBED_BATCH", "work"),
+    ("spin@EMBED_BATCH", "work"),
+    ("spin_c@EMBED_BATCH", "work"),
+    ("stop@EMBED_BATCH", "work"),
+    ("drip=0.2@EMBED_BATCH", "work"),
+    ("hang@LOAD.after", "write"),
+]
+"""What the worker does, and how far the module has come with it when it is killed."""
+
+
+def kill_a_module(runtime_dir: Path, faults: str, until: str) -> float:
+    """Start a module, bring its worker into this state, kill the module; seconds until the worker was gone too."""
     script = runtime_dir / "module.py"
     script.write_text(_MODULE)
     with subprocess.Popen(
@@ -96,16 +97,24 @@ def test_no_worker_outlives_the_module(runtime_dir: Path, faults: str, until: st
             if until != "boot":
                 assert module.stdout.readline() == "handed over\n"
         finally:
+            began = time.monotonic()
             module.kill()
-        assert module.wait() == -signal.SIGKILL
-    try:
         poller = select.poll()
         poller.register(watched, select.POLLIN)
-        assert poller.poll(_BOUND_S * 1000), f"worker {worker} outlived the module"
-    finally:
+        gone = poller.poll(_BOUND_S * 1000)
+        took = time.monotonic() - began
         os.close(watched)
+        assert gone, f"worker {worker} outlived the module in {faults or 'idle'}"
+        assert module.wait() == -signal.SIGKILL
     for socket in runtime_dir.rglob("*.sock"):
         socket.unlink()  # a killed module cannot tidy up; the next one does (tests/host)
+    return took
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="watched through pidfd; elsewhere socket EOF does it")
+@pytest.mark.parametrize(("faults", "until"), STATES)
+def test_no_worker_outlives_the_module(runtime_dir: Path, faults: str, until: str) -> None:
+    kill_a_module(runtime_dir, faults, until)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pidfd")
