@@ -202,7 +202,7 @@ class ManagedServer:
                 return delay
             case Quarantine(crashes=crashes):
                 not_recorded: str | None = None
-                message = f"quarantined after {crashes} crashes, the last one: {crash}"
+                message = verdict.message(crash)
                 try:
                     self._store.save(self.spec.key, crashes, str(crash))
                 except OSError as error:

@@ -259,8 +259,7 @@ class Life:
         verdict = self._around.budget.crashed(key, trio.current_time(), self._around.entropy())
         if not isinstance(verdict, Quarantine):
             return verdict.delay_s
-        count = "1 crash" if verdict.crashes == 1 else f"{verdict.crashes} crashes"
-        message = f"quarantined after {count}, the last one: {error}"
+        message = verdict.message(error)
         not_recorded: str | None = None
         try:
             self._around.store.save(key, verdict.crashes, str(error))

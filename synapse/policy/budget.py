@@ -46,6 +46,11 @@ class Quarantine:
 
     crashes: int
 
+    def message(self, last: object) -> str:
+        """What a caller is told; `last` is the crash that spent it."""
+        count = "1 crash" if self.crashes == 1 else f"{self.crashes} crashes"
+        return f"quarantined after {count}, the last one: {last}"
+
 
 Verdict = Restart | Quarantine
 

@@ -117,3 +117,8 @@ def test_the_key_does_not_depend_on_the_order_of_the_configuration() -> None:
     assert key_of("d", {"a": "1", "b": "2"}) == key_of("d", {"b": "2", "a": "1"})
     assert key_of("d", {"a": "1"}) != key_of("d", {"a": "2"})
     assert key_of("d", {"a": "1"}) != key_of("e", {"a": "1"})
+
+
+def test_a_quarantine_counts_in_words() -> None:
+    assert Quarantine(1).message("it ended") == "quarantined after 1 crash, the last one: it ended"
+    assert Quarantine(3).message("it ended") == "quarantined after 3 crashes, the last one: it ended"
