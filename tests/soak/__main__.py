@@ -170,6 +170,8 @@ def main() -> int:
             if "Traceback" in own.log():
                 problems.append("a traceback in the log: " + own.log().split("Traceback", 1)[1][:2000])
     print("ended:", dict(soak.load.seen))
+    for hung in soak.load.hung:
+        print("hung:", hung)
     figure = soak.figure(options.minutes)
     print(figure)
     for problem in problems:

@@ -12,6 +12,11 @@ import trio
 from tests.http.support import Client
 
 PATIENCE_S = 60.0
+"""Of one request. It waits in the queue for 10 s at most, and a hung worker is killed after 30 (see CONFIG)."""
+
+
+class Hung(Exception):
+    """No answer, for longer than anything here may take."""
 
 
 class Load:
@@ -21,6 +26,7 @@ class Load:
         self._port = port
         self._rng = random.Random(seed)
         self.seen: Counter[str] = Counter()
+        self.hung: list[str] = []
         self.stop = trio.Event()
 
     async def run(self, clients: int) -> None:
@@ -31,14 +37,13 @@ class Load:
     async def _client(self) -> None:
         kinds = [self._whole] * 5 + [self._stream] * 3 + [self._leave, self._slow, self._bad]
         while not self.stop.is_set():
-            kind = self._rng.choice(kinds)
-            with trio.move_on_after(PATIENCE_S) as scope:
-                try:
-                    self.seen[await kind()] += 1
-                except (OSError, EOFError, trio.BrokenResourceError, ValueError):
-                    self.seen["cut"] += 1
-            if scope.cancelled_caught:
+            try:
+                self.seen[await self._rng.choice(kinds)()] += 1
+            except Hung as hung:
                 self.seen["hung"] += 1
+                self.hung.append(str(hung))
+            except (OSError, EOFError, trio.BrokenResourceError, ValueError):
+                self.seen["cut"] += 1
 
     def _request(self, *, stream: bool = False) -> bytes:
         rng = self._rng
@@ -66,6 +71,23 @@ class Load:
         )
         return head.encode() + data
 
+    async def _answer(self, client: Client, request: bytes) -> tuple[int, bytes]:
+        """The whole answer. Raises: Hung."""
+        began = trio.current_time()
+        with trio.move_on_after(PATIENCE_S):
+            await client.send(request)
+            status, body = await client.answer()
+            return status, body
+        raise Hung(f"from {began:.0f} on: {request!r}, read {client.buffer!r}; {await self._health()}")
+
+    async def _health(self) -> bytes:
+        client = await self._open()
+        try:
+            await client.get("/health")
+            return (await client.answer())[1]
+        finally:
+            await client.close()
+
     async def _open(self) -> Client:
         return Client(await trio.open_tcp_stream("127.0.0.1", self._port))
 
@@ -73,8 +95,7 @@ class Load:
         client = await self._open()
         try:
             for _ in range(self._rng.randint(1, 4)):
-                await client.send(self._request())
-                status, _ = await client.answer()
+                status, _ = await self._answer(client, self._request())
             return str(status)
         finally:
             await client.close()
@@ -82,8 +103,7 @@ class Load:
     async def _stream(self) -> str:
         client = await self._open()
         try:
-            await client.send(self._request(stream=True))
-            status, body = await client.answer()
+            status, body = await self._answer(client, self._request(stream=True))
             return "stream" if status != 200 or body.rstrip().endswith(b"[DONE]") else "stream without its end"
         finally:
             await client.close()
@@ -105,11 +125,13 @@ class Load:
         client = await self._open()
         try:
             await client.send(self._request(stream=True))
-            for _ in range(20):
-                if not await client.stream.receive_some(64):
-                    break
-                await trio.sleep(0.1)
-            return "slow"
+            with trio.move_on_after(PATIENCE_S):
+                for _ in range(20):
+                    if not await client.stream.receive_some(64):
+                        break
+                    await trio.sleep(0.1)
+                return "slow"
+            raise Hung(f"a slow reader got nothing; {await self._health()}")
         finally:
             await client.close()
 
