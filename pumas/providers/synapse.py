@@ -71,7 +71,7 @@ class SynapseProvider:
             "rss_mb": f"{sum(worker.rss_mb for worker in health.workers):.0f}",
             "crashes": str(health.crashes),
             "queued": str(health.queued),
-            "running": str(health.units + health.sequences),
+            "running": str(health.sequences or health.units),
             "parked": str(health.parked),
         }
         return LaneHealth(

@@ -57,7 +57,7 @@ PROMISES: tuple[Promise, ...] = (
         "A stop leaves nothing: no process, socket, file or waiting caller.",
         (MOMENTS + "test_a_stop_at_any_step", "tests/app/test_cli.py::test_a_signal_ends_everything"),
         "25 moments of a simulated life, 2 signals to a gateway",
-        "2,000 moments simulated; 50 SIGTERMs to a gateway under load, exit within grace + 1 s",
+        "every step of a simulated life; 50 SIGTERMs to a gateway under load, exit within grace + 1 s",
         (MOMENTS + "test_a_stop_at_any_step", FIGURES + "test_clean_stops"),
     ),
     Promise(
