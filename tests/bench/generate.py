@@ -8,6 +8,7 @@ more. Then the memory of the gateway and of a worker beside the engine's own.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -57,9 +58,14 @@ async def through_http(url: str, prompts: list[list[int]]) -> float:
     return (time.perf_counter() - started) / sum(counts)
 
 
-def fresh(prompts: list[list[int]], number: int) -> list[list[int]]:
-    """The prompts, but with another first token each round: no way may answer from a cache."""
-    return [[ids[0] + 1 + number, *ids[1:]] for ids in prompts]
+_number = itertools.count(1)
+
+
+def fresh(prompts: list[list[int]]) -> list[list[int]]:
+    """The prompts, but with a first token that none had in this run: no way may answer from a cache. (llama-server
+    keeps what was asked long ago, in memory beside its slots.)"""
+    number = next(_number) % 10_000
+    return [[ids[0] + number, *ids[1:]] for ids in prompts]
 
 
 async def measure(threads: int, each: list[int], count: int) -> None:
@@ -88,10 +94,9 @@ async def interleaved(
     direct: Direct, lane: Lane, ours: str, other: str, prompts: list[list[int]], count: int
 ) -> dict[str, list[float]]:
     """Seconds a token of each way in each round."""
-    number = iter(range(1, 1_000_000))
 
     def asynchronous(way: Callable[[list[list[int]]], float]) -> Callable[[], float]:
-        return lambda: way(fresh(prompts, next(number) % 500))
+        return lambda: way(fresh(prompts))
 
     def run() -> dict[str, list[float]]:
         return rounds(
