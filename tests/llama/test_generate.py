@@ -14,6 +14,7 @@ from synapse.wire import messages as m
 from tests import models
 from tests.llama import reference
 from tests.llama.driver import Driver, Result, Run, Stream, tokens, worker
+from tests.promises.scale import measured
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 WORDS = (
@@ -77,6 +78,7 @@ def test_eight_streams_equal_each_alone(smol: Driver, n: int) -> None:
             smol.decode(drop=list(range(8)))
             (alone,) = smol.run(stream.again(), places=[(place + 3) % 8], threads=1 + place % 2)
             assert outcome(stream.result) == outcome(alone)
+    measured("G2", f"{8 * len(rounds)} streams of {n} tokens (SmolLM2), each equal to itself alone")
 
 
 def test_a_chats_second_turn_evaluates_only_its_new_tokens(smol: Driver) -> None:
@@ -144,10 +146,10 @@ def test_a_schema_makes_a_chat_model_answer_in_json(smol: Driver) -> None:
 def test_gemma_in_strict_is_the_same_in_any_company() -> None:
     """K-quantized weights and sliding windows: 8 streams of 200 tokens, at one thread and two."""
     with worker() as driver:
-        measured = driver.load(models.gemma3(), context=1024, deterministic="strict", threads=2).measured
-        assert measured.deterministic
-        assert measured.reuse_equal
-        assert measured.threads_equal
+        found = driver.load(models.gemma3(), context=1024, deterministic="strict", threads=2).measured
+        assert found.deterministic
+        assert found.reuse_equal
+        assert found.threads_equal
         for samplings in ([m.Sampling()] * 8, [m.Sampling(temperature=0.8, seed=i) for i in range(8)]):
             streams = [
                 Stream(ids, 200, sampling) for ids, sampling in zip(prompts(models.gemma3()), samplings, strict=True)
@@ -157,3 +159,4 @@ def test_gemma_in_strict_is_the_same_in_any_company() -> None:
                 driver.decode(drop=list(range(8)))
                 (alone,) = driver.run(stream.again(), threads=1 + place % 2)
                 assert outcome(stream.result) == outcome(alone)
+    measured("G2", "16 streams of 200 tokens (Gemma 3 Q4_K_M, strict), each equal to itself alone")

@@ -335,6 +335,25 @@ PROMISES: tuple[Promise, ...] = (
         "60 s at ten times the capacity, in virtual time",
         (LIVES + "test_overload_is_polite",),
     ),
+    Promise(
+        "G1",
+        "What is generated under a schema validates, or ends with `length`.",
+        ("tests/llama/test_grammar.py::test_generated_schemas_validate_or_end_with_length",),
+        "60 generated schemas, the real engine",
+        "200 generated schemas",
+        ("tests/llama/test_grammar.py::test_generated_schemas_validate_or_end_with_length",),
+    ),
+    Promise(
+        "G2",
+        "The same prompt, options and seed give the same text under any load.",
+        ("tests/llama/test_generate.py::test_eight_streams_equal_each_alone",),
+        "8 streams of 32 tokens, the real engine, at one thread and two, each equal to itself alone",
+        "8 streams of 200 tokens, greedy and sampled; the same of Gemma 3 270M Q4_K_M in `strict`",
+        (
+            "tests/llama/test_generate.py::test_eight_streams_equal_each_alone",
+            "tests/llama/test_generate.py::test_gemma_in_strict_is_the_same_in_any_company",
+        ),
+    ),
 )
 
 
