@@ -219,7 +219,8 @@ def test_no_room_is_no_failure_the_first_time() -> None:
 
 
 def test_a_quantum_follows_what_is_in_it() -> None:
-    """A long step while nobody generates, a unit's with a prompt beside a stream, else many short steps."""
+    """A long step while nobody generates, a unit's with short prompts beside a stream, a short one with long prompts;
+    many short steps without any."""
     scheduler = Scheduler()
     scheduler.worker_ready(0, GENERATE, 0.0)
     unit = unit_in(scheduler.submit(prompt(ids(500)), 0.0))
@@ -232,6 +233,11 @@ def test_a_quantum_follows_what_is_in_it() -> None:
     unit = unit_in(done(scheduler, progress=[SequenceProgress(seq=0, n_prompt_done=500, ids=[1], n_gen=2)]))
     assert isinstance(unit, DecodeUnit)
     assert (unit.max_steps, unit.target_ms) == (1, 250.0)
+    scheduler.submit(prompt(ids(500, 9)), 0.0)
+    stream = SequenceProgress(seq=0, n_prompt_done=500, ids=[1], n_gen=3)
+    unit = unit_in(done(scheduler, progress=[stream, SequenceProgress(seq=1, n_prompt_done=30)]))
+    assert isinstance(unit, DecodeUnit)
+    assert (unit.max_steps, unit.target_ms) == (1, 50.0)
 
 
 def test_a_slow_reader_is_left_out_and_keeps_its_place() -> None:

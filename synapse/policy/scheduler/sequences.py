@@ -24,15 +24,19 @@ WAIT_FOR_PREFIX_TOKENS = 64
 """A prompt waits for another one that is being evaluated if that saves it at least so many tokens."""
 WAIT_MARGIN_S = 1.0
 """... and its latest start is at least this far away."""
+SHORT_PROMPTS_TOKENS = 512
+"""Prompts that miss so many tokens together at most take whole units beside running streams."""
 _NO_IDS: Ids = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What a quantum's length follows from: two targets in milliseconds, and how many steps fit into the first."""
+    """What a quantum's length follows from: two targets and a measured step in milliseconds, and how many steps fit
+    into the first target."""
 
     quantum_ms: float
     unit_ms: float
+    step_ms: float
     steps: int
 
 
@@ -64,8 +68,15 @@ class Seat:
     """Free, but the worker may still hold cells for it: to be dropped on occasion."""
 
     @property
+    def missing(self) -> int:
+        """Prompt tokens that are still to be evaluated."""
+        if self.state is not SeatState.RUNNING or self.work is None:
+            return 0
+        return len(self.work.prompt) - self.evaluated
+
+    @property
     def in_prefill(self) -> bool:
-        return self.state is SeatState.RUNNING and self.work is not None and self.evaluated < len(self.work.prompt)
+        return self.missing > 0
 
     def tokens(self) -> Ids:
         """What is in its KV."""
@@ -163,17 +174,24 @@ class Sequences:
         return unit
 
     def _set_pace(self, unit: DecodeUnit, pace: Pace) -> None:
-        """How long the quantum is. With prompts it is one step with as much of them as fits into a unit's time: streams
-        beside them go on with a token a unit, and the sooner all generate the fuller their common steps are. While
-        nobody generates it is twice that: there is no stream to keep smooth, and a whole prompt costs less than two
-        parts of it."""
+        """How long the quantum is: some steps where everybody generates, and one with as many prompt tokens as fit into
+        its time where there are prompts.
+
+        Streams beside short prompts go on with a token a unit: the sooner all generate the fuller their common steps
+        are. Beside long ones both get as much time, so that streams stay smooth. While nobody generates it is twice a
+        unit: there is no stream to keep smooth, and a whole prompt costs less than two parts of it."""
         moving = [self.seats[index] for index in [*unit.continue_, *(start.seat for start in unit.start)]]
-        prompts = sum(seat.in_prefill for seat in moving)
-        unit.prefill = prompts > 0
-        if unit.prefill:
-            unit.target_ms, unit.max_steps = (2 if prompts == len(moving) else 1) * pace.unit_ms, 1
+        prompts = [seat for seat in moving if seat.in_prefill]
+        unit.prefill = bool(prompts)
+        unit.max_steps = 1 if prompts else pace.steps
+        if not prompts:
+            return
+        if len(prompts) == len(moving):
+            unit.target_ms = 2 * pace.unit_ms
+        elif sum(seat.missing for seat in prompts) <= SHORT_PROMPTS_TOKENS:
+            unit.target_ms = pace.unit_ms
         else:
-            unit.max_steps = pace.steps
+            unit.target_ms = min(pace.unit_ms, max(pace.quantum_ms, 2 * pace.step_ms))
 
     def can_start(self, queue: WorkQueue, now: float) -> bool:
         """Would `quantum` start anybody?"""

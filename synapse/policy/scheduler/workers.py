@@ -103,7 +103,8 @@ class WorkerState:
                     queue.add(batch)
             return unit
         if self._measured.decode:
-            pace = Pace(config.quantum_ms, config.unit_ms, self.costs.steps(config.quantum_ms))
+            steps = self.costs.steps(config.quantum_ms)
+            pace = Pace(config.quantum_ms, config.unit_ms, self.costs.step_ms, steps)
             return self.sequences.quantum(queue, now, pace)
         work = next(iter(queue))
         assert isinstance(work, GenerateWork)
