@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 
 import msgspec
 
@@ -64,13 +65,19 @@ def _read(parts: list[bytes], rng: random.Random) -> list[bytes]:
             room[:count] = view[:count]
             view = view[count:]
             reader.buffer_filled(count)
-            if reader.length is not None:
-                assert reader.length <= _MOST_BYTES
-                rng.choice((reader.expect_control, reader.expect_raw))()
-            if (frame := reader.take()) is not None:
-                frames.append(bytes(frame))
+            frames += _whole(reader, rng)
     assert not reader.started
     return frames
+
+
+def _whole(reader: FrameReader, rng: random.Random) -> Iterator[bytes]:
+    while True:
+        if reader.length is not None:
+            assert reader.length <= _MOST_BYTES
+            rng.choice((reader.expect_control, reader.expect_raw))()
+        if (frame := reader.take()) is None:
+            return
+        yield bytes(frame)
 
 
 def generate(rng: random.Random) -> bytes:

@@ -183,11 +183,11 @@ class Runner:
 
     async def _work(self, worker: Worker, model_ref: str, measured: Measured) -> None:
         scheduler, life = self.life.scheduler, self.life
-        timeout_s = max(self.limits.unit_min_s, self.limits.unit_factor * scheduler.expected_s(self.number))
-        unit = scheduler.confirm(self.number)
+        unit = scheduler.confirm(self.number, trio.current_time())
         if not isinstance(unit, BatchUnit | DecodeUnit | GenerateUnit):
             life.apply(scheduler.unit_done(self.number, trio.current_time()))
             return
+        timeout_s = max(self.limits.unit_min_s, self.limits.unit_factor * scheduler.expected_s(self.number))
         pooling = cast(Pooling, life.profile.pooling or measured.pooling or "mean")
         request, raw = units.request_for(unit, self._req_id(), model_ref, pooling)
         self.stamps.state = "busy"

@@ -336,7 +336,7 @@ class SequenceError(msgspec.Struct):
     msg: str
 
 
-class SequenceProgress(msgspec.Struct, kw_only=True):
+class SequenceProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one sequence did in this quantum. `finish_reason` or `error` ends it."""
 
     seq: int

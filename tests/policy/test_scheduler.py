@@ -169,6 +169,28 @@ def started(effects: list[Effect]) -> list[tuple[int, int, int]]:
     ]
 
 
+def test_prompts_that_come_together_start_together() -> None:
+    """Who comes before a quantum was sent is in it, as far as there are places, and its pace is that of all of them."""
+    scheduler = Scheduler()
+    scheduler.worker_ready(0, GENERATE, 0.0)
+    unit = unit_in(scheduler.submit(prompt(ids(20, 1)), 0.0))
+    assert isinstance(unit, DecodeUnit)
+    for value in (2, 3, 4, 5):
+        assert scheduler.submit(prompt(ids(20, value)), 0.0) == []
+    assert scheduler.confirm(0, 0.0) is unit
+    assert [start.seat for start in unit.start] == [0, 1, 2, 3]
+    ends = [SequenceProgress(seq=0, n_prompt_done=20, ids=[1], n_gen=1, finish_reason="length")]
+    going = [SequenceProgress(seq=seat, n_prompt_done=20, ids=[1], n_gen=1) for seat in (1, 2, 3)]
+    unit = unit_in(done(scheduler, progress=ends + going))
+    assert isinstance(unit, DecodeUnit)
+    assert ([start.seat for start in unit.start], unit.target_ms) == ([0], 250.0)
+    done(scheduler, progress=[SequenceProgress(seq=0, n_prompt_done=20, ids=[1], n_gen=1, finish_reason="length")])
+    scheduler.submit(prompt(ids(20, 6)), 0.0)
+    unit = scheduler.confirm(0, 0.0)
+    assert isinstance(unit, DecodeUnit)
+    assert [len(unit.start), unit.max_steps, unit.target_ms] == [1, 1, 250.0], "beside streams, with a prompt now"
+
+
 def test_a_shared_beginning_is_evaluated_once() -> None:
     """The second prompt waits until the first one has evaluated what they share, then copies it."""
     scheduler = Scheduler()

@@ -249,7 +249,7 @@ class World:
 
     def send(self, worker: int) -> None:
         """The worker's task takes its unit: what was withdrawn by now is not in it."""
-        unit = self.scheduler.confirm(worker)
+        unit = self.scheduler.confirm(worker, self.now)
         if unit is None:
             del self.units[worker]
             self.do(self.scheduler.unit_done(worker, self.now))

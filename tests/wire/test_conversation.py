@@ -11,6 +11,7 @@ import pytest
 from synapse.errors import LocalProtocolError
 from synapse.wire import messages as m
 from synapse.wire.connection import (
+    NEED_DATA,
     AckReceived,
     Closed,
     Connection,
@@ -205,6 +206,19 @@ def test_a_large_raw_frame_is_never_copied_by_us() -> None:
     assert np.shares_memory(np.frombuffer(event.raws[0], np.uint8), np.frombuffer(lent, np.uint8))
     assert peak < 2**20
     assert isinstance(event.raws[0].obj, mmap.mmap)
+
+
+def test_a_small_message_comes_in_one_call_with_all_its_frames() -> None:
+    pair = Pair().greet()
+    request = m.Generate(req_id="1", model_ref="m", max_tokens=1)
+    data = b"".join(bytes(buffer) for buffer in pair.module.send(request, [bytes(4000)]))
+    lent = pair.worker.get_buffer()
+    lent[: len(data)] = data
+    pair.worker.buffer_filled(len(data))
+    event = pair.worker.next_event()
+    assert isinstance(event, RequestReceived)
+    assert event.raws == [bytes(4000)]
+    assert pair.worker.next_event() is NEED_DATA
 
 
 @pytest.mark.parametrize("role", list(Role))

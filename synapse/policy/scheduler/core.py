@@ -149,10 +149,10 @@ class Scheduler:
         self._back_at.pop(worker, None)
         return self._dispatch(now)
 
-    def confirm(self, worker: int) -> AnyUnit | None:
-        """What is to be sent now: the unit without what was withdrawn since it was formed. None: nothing is left of it,
-        and the worker counts as having done it."""
-        return self._workers[worker].confirm()
+    def confirm(self, worker: int, now: float) -> AnyUnit | None:
+        """What is to be sent now: the unit without what was withdrawn since it was formed, a quantum with the prompts
+        that came since. None: nothing is left of it, and the worker counts as having done it."""
+        return self._workers[worker].confirm(self._queues, now)
 
     def handed_over(self, worker: int) -> list[Effect]:
         """The first byte of its unit is going out: the line between not_admitted and unknown (C3)."""

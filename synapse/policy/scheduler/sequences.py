@@ -152,15 +152,7 @@ class Sequences:
         for seat in self.seats:
             if seat.leaving:
                 self._end(seat, unit, now)
-        involved = {*unit.drop, *unit.park}
-        for work in self._candidates(queue):
-            if self._prefix_in_the_making(work, now):
-                continue
-            start = self._place(work, now, involved, unit)
-            if start is None:
-                break
-            queue.remove(work)
-            unit.start.append(start)
+        self._start_from(queue, now, unit, {*unit.drop, *unit.park})
         if not (unit.start or unit.continue_ or unit.drop or unit.park):
             return None
         placed = {start.seat for start in unit.start}
@@ -172,6 +164,25 @@ class Sequences:
         unit.drop = [index for index in unit.drop if index not in placed]
         self._set_pace(unit, pace)
         return unit
+
+    def join(self, unit: DecodeUnit, queue: WorkQueue, now: float, pace: Pace) -> None:
+        """Let what has come since the quantum was formed start with it: it was not sent yet. So requests that come
+        together share their first quantum, and with it every one that follows."""
+        involved = {*unit.drop, *unit.park}
+        for start in unit.start:
+            involved |= {start.seat} if start.reuse is None else {start.seat, start.reuse.seq}
+        self._start_from(queue, now, unit, involved)
+        self._set_pace(unit, pace)
+
+    def _start_from(self, queue: WorkQueue, now: float, unit: DecodeUnit, involved: set[int]) -> None:
+        for work in self._candidates(queue):
+            if self._prefix_in_the_making(work, now):
+                continue
+            start = self._place(work, now, involved, unit)
+            if start is None:
+                break
+            queue.remove(work)
+            unit.start.append(start)
 
     def _set_pace(self, unit: DecodeUnit, pace: Pace) -> None:
         """How long the quantum is: some steps where everybody generates, and one with as many prompt tokens as fit into

@@ -93,9 +93,8 @@ class WorkerState:
         return self.unit
 
     def _form(self, flow: ServedFlow, queue: WorkQueue, now: float) -> AnyUnit | None:
-        config = self._config
         if flow != "decode":
-            unit = batches.pack(queue, self._limits, self.costs.token_ms, config.unit_ms)
+            unit = batches.pack(queue, self._limits, self.costs.token_ms, self._config.unit_ms)
             for batch in [] if unit is None else dict.fromkeys(batch for batch, _ in unit.items):
                 queue.remove(batch)
                 batch.turn_over(now)
@@ -103,13 +102,15 @@ class WorkerState:
                     queue.add(batch)
             return unit
         if self._measured.decode:
-            steps = self.costs.steps(config.quantum_ms)
-            pace = Pace(config.quantum_ms, config.unit_ms, self.costs.step_ms, steps)
-            return self.sequences.quantum(queue, now, pace)
+            return self.sequences.quantum(queue, now, self._pace())
         work = next(iter(queue))
         assert isinstance(work, GenerateWork)
         queue.remove(work)
         return GenerateUnit(flow="decode", work=work)
+
+    def _pace(self) -> Pace:
+        config = self._config
+        return Pace(config.quantum_ms, config.unit_ms, self.costs.step_ms, self.costs.steps(config.quantum_ms))
 
     def _take_threads(self, flow: ServedFlow, threads: ThreadShare | None, now: float) -> int | None:
         """Threads for a unit; 0 where nobody shares them out, None if it has to wait."""
@@ -121,8 +122,8 @@ class WorkerState:
 
     # --- the unit that is with it ------------------------------------------------------------------------------------
 
-    def confirm(self) -> AnyUnit | None:
-        """Take out of its unit what is done already; None if nothing is left."""
+    def confirm(self, queues: Queues, now: float) -> AnyUnit | None:
+        """Take out of its unit what is done already and let a quantum's latest arrivals in; None if nothing is left."""
         unit = self.unit
         if isinstance(unit, BatchUnit):
             unit.items[:] = [(work, index) for work, index in unit.items if work.state is not State.DONE]
@@ -131,6 +132,8 @@ class WorkerState:
                 unit.start.remove(start)
                 self.sequences.cancel_start(start)
             unit.continue_ = [seat for seat in unit.continue_ if not self.sequences.seats[seat].leaving]
+            if len(queues["decode"]):
+                self.sequences.join(unit, queues["decode"], now, self._pace())
         return unit if self.something_left else None
 
     @property
