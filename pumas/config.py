@@ -111,7 +111,7 @@ class Model(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=Tru
     deterministic: Literal["auto", "strict", "off"] = "auto"
     """The same text under any load: auto takes what is free; strict also what costs speed, else the load fails."""
     pooling: Literal["mean", "cls", "last"] | None = None
-    """Embedders: instead of the model's own pooling."""
+    """Instead of the model's own pooling. A model for generation embeds as well where it is given."""
     micro_batch: Positive | None = None
     """Tokens of one engine call. Default: the engine's choice."""
     injection: Literal["closed", "engine"] = "closed"

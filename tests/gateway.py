@@ -200,6 +200,7 @@ path = "headless.gguf"
 
 [[model]]
 path = "tools.gguf"
+pooling = "mean"
 
 [[model]]
 path = "tiny.gguf"
@@ -219,7 +220,7 @@ injection = "engine"
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """SmolLM2 as `smol`, MiniLM as `minilm`; tiny random models: `ranker`, `headless` (a reranker without a head: it
-    fails), `tools` (Hermes template), and `twice` under the profiles `one` and `two` (window
+    fails), `tools` (Hermes template; it embeds as well), and `twice` under the profiles `one` and `two` (window
     64, special-token text parsed)."""
     directory = tmp_path_factory.mktemp("gateway")
     models.tiny_reranker(directory / "ranker.gguf")

@@ -198,8 +198,12 @@ class LaneFacts(msgspec.Struct, frozen=True, kw_only=True):
     """None: not known yet."""
     reason: str | None = None
     """None: it can take work. `model_loading`, `quarantined`, `runtime_unavailable`, ..."""
+    embeds: bool = False
+    """A model for generation that embeds as well."""
     context: int = 0
     """Tokens one sequence may hold; for an embedder or a reranker the longest input."""
+    embed_tokens: int = 0
+    """... texts of so many tokens; 0: not known yet."""
     dimensions: int = 0
     chat: bool = False
     """It has a chat template that can be used."""
@@ -222,9 +226,9 @@ def lane_capabilities(facts: LaneFacts) -> tuple[Capability, ...]:
     if facts.role == "generate":
         text = _text_offer(facts)
         offers = {"text_generation": text} | ({"chat_generation": text} if facts.chat else {})
-    elif facts.role == "embed":
-        bounds = embedding_bounds(facts.dimensions, facts.context)
-        offers = {"text_embedding": Offer(reason=facts.reason, bounds=bounds)}
+    if facts.role == "embed" or facts.embeds:
+        bounds = embedding_bounds(facts.dimensions, facts.context if facts.role == "embed" else facts.embed_tokens)
+        offers["text_embedding"] = Offer(reason=facts.reason, bounds=bounds)
     elif facts.role == "rerank":
         count = limits.MAX_INPUT_COUNT
         bounds = (OptionBound("top_n", 1, count), OptionBound("input_count", 1, count))
@@ -251,5 +255,5 @@ def _text_offer(facts: LaneFacts) -> Offer:
 
 def lane_modalities(facts: LaneFacts) -> Modalities:
     """What a local lane takes and gives; the output is empty until its role is known."""
-    outputs = {"generate": ("text",), "embed": ("vector",), "rerank": ("json",), None: ()}
-    return Modalities(("text",), outputs[facts.role])
+    outputs = {"generate": ("text",), "embed": ("vector",), "rerank": ("json",), None: ()}[facts.role]
+    return Modalities(("text",), (*outputs, "vector") if facts.embeds else outputs)

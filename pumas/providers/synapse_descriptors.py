@@ -48,6 +48,7 @@ def lane_facts(lane: Lane) -> LaneFacts:
     if measured is None:
         return LaneFacts(
             role=info.role,
+            embeds=info.role == "generate" and lane.profile.pooling is not None,
             reason=reason,
             context=lane.profile.context or info.context_length,
             dimensions=info.embedding_length,
@@ -56,8 +57,10 @@ def lane_facts(lane: Lane) -> LaneFacts:
     generates = measured.role == "generate"
     return LaneFacts(
         role=measured.role,
+        embeds=measured.embeds,
         reason=reason,
         context=measured.context if generates else text_limit(measured),
+        embed_tokens=text_limit(measured) if measured.embeds else 0,
         dimensions=lane.dims,
         chat=chat,
         decode=measured.decode,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -14,6 +15,14 @@ from synapse.policy.costs import answer_tokens
 from synapse.policy.scheduler import Ids
 from synapse.policy.scheduler.work import PAIR_SPECIALS
 from synapse.wire.messages import Measured, Sampling
+
+_DOING = {"generate": "generation", "embed": "embedding", "rerank": "reranking"}
+
+
+def check_task(measured: Measured, task: Literal["generate", "embed", "rerank"]) -> None:
+    """Raises InvalidInput where the model is not for this."""
+    if measured.role != task and not (task == "embed" and measured.embeds):
+        raise InvalidInput(f"this model is for {_DOING[measured.role]}, not for {_DOING[task]}")
 
 
 def check_ids(ids: Ids, measured: Measured, index: int | None = None) -> None:

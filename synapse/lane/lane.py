@@ -15,7 +15,6 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from synapse.errors import InvalidInput
 from synapse.lane import checks
 from synapse.lane.life import Life, Surroundings
 from synapse.lane.profile import Generation, Profile
@@ -137,8 +136,7 @@ class Lane:
         Cancel: queued texts are withdrawn, the result of what is being done is dropped.
         """
         measured = self._life.require_loaded()
-        if measured.role != "embed":
-            raise InvalidInput(f"this model is for {measured.role}, not for embedding")
+        checks.check_task(measured, "embed")
         checks.check_texts(inputs, measured)
         if not inputs:
             return np.zeros((0, self.dims), dtype=np.float32)
@@ -153,8 +151,7 @@ class Lane:
         Shape: float32[n], in the documents' order, on the model's own scale. The rest is as for `embed`.
         """
         measured = self._life.require_loaded()
-        if measured.role != "rerank":
-            raise InvalidInput(f"this model is for {measured.role}, not for reranking")
+        checks.check_task(measured, "rerank")
         checks.check_pairs(query, documents, measured)
         if not documents:
             return np.zeros(0, dtype=np.float32)
@@ -170,8 +167,7 @@ class Lane:
         the sequence in the next quantum.
         """
         measured = self._life.require_loaded()
-        if measured.role != "generate":
-            raise InvalidInput(f"this model is for {measured.role}, not for generation")
+        checks.check_task(measured, "generate")
         checks.check_sampling(request.sampling, measured.vocabulary)
         work = GenerateWork(
             prompt=np.ascontiguousarray(request.prompt, dtype=np.int32),

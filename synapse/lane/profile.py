@@ -22,7 +22,8 @@ class Profile:
         threads: None: all cores for generation (units get what is free), half of them for the rest.
         workers: processes that serve this lane.
         deterministic: `auto` (all that is free), `strict` (also what costs speed, else the load fails), `off` (G2).
-        pooling: `mean`, `cls` or `last` instead of the model's own.
+        pooling: `mean`, `cls` or `last` instead of the model's own. A model for generation embeds as well where it is
+            given.
         micro_batch: tokens of one engine call; None: the engine's choice.
         env: additions to the workers' allow-listed environment (W2).
         require_sandbox: the load fails where a worker cannot be boxed in.

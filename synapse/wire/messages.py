@@ -248,6 +248,8 @@ class Measured(msgspec.Struct, kw_only=True):
 
     architecture: str = ""
     role: Literal["generate", "embed", "rerank"] = "generate"
+    embeds: bool = False
+    """A model for generation that embeds as well: texts of up to a micro-batch, pooled as `pooling` says."""
     context: int = 0
     """Tokens one sequence may hold; for encoders the longest input, special tokens included."""
     micro_batch: int = 0

@@ -254,6 +254,12 @@ def test_availability_of_local_lanes() -> None:
     mismatch = dict.fromkeys(CAPABILITIES, "model_task_mismatch") | audio
     assert reasons(CHAT) == mismatch | {"chat_generation": None, "text_generation": None}
     assert reasons(EMBED) == mismatch | {"text_embedding": None}
+    both = lane("both", LaneFacts(role="generate", context=2048, embeds=True, embed_tokens=512, dimensions=4))
+    assert reasons(both) == mismatch | {"text_generation": None, "text_embedding": None}
+    assert both.modalities.output == ("text", "vector")
+    bound = both.capability("text_embedding").bound("input_tokens")
+    assert bound is not None
+    assert bound.maximum == 512
     assert reasons(samples.RERANK) == mismatch | {"rerank": None}
     assert set(reasons(QUARANTINED).values()) == {"quarantined"}
     assert set(reasons(LOADING).values()) == {"model_loading"}

@@ -136,7 +136,7 @@ def work_s(request: m.Request) -> float:
 
 @asynccontextmanager
 async def simulated(directory: Path, plan: FaultPlan, clock: MockClock):  # type: ignore[no-untyped-def]
-    """A supervisor over virtual workers with two lanes of each kind."""
+    """A supervisor over virtual workers with two lanes of each kind, one of which embeds and generates."""
     host = SimHost(
         lambda spec: FaultyEngine(Plan("")),
         plan,
@@ -157,9 +157,11 @@ async def simulated(directory: Path, plan: FaultPlan, clock: MockClock):  # type
         for role in ROLES:
             for copy in range(2):
                 path = directory / f"{role}{copy}.gguf"
-                path.write_bytes(f"faulty role={role} copy={copy}".encode())
+                both = " embeds=yes" if role == "generate" and copy else ""
+                path.write_bytes(f"faulty role={role} copy={copy}{both}".encode())
                 profile = Profile(workers=1 + copy, parallel=8 if copy else 3, argv=["virtual"])
                 lanes.setdefault(role, []).append(supervisor.start(path, profile))
+        lanes["embed"].append(lanes["generate"][1])
         # Files are read in threads, of which a clock that jumps knows nothing: it stands still until that is done.
         while any(lane.info is None for kind in lanes.values() for lane in kind):
             await trio.lowlevel.checkpoint()

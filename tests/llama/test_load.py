@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from synapse.wire import messages as m
 from tests import models
-from tests.llama.driver import Driver, Refusal, Stream, worker
+from tests.llama.driver import Driver, Refusal, Run, Stream, worker
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,31 @@ def test_a_micro_batch_below_an_encoders_longest_input_is_refused(bare: Driver, 
         with pytest.raises(Refusal, match="over the limit of 64"):
             bare.embed([[2] + [10] * 64])
         assert bare.embed([[2] + [10] * 62 + [3]] * 3).shape == (3, 64)
+
+
+def test_a_model_for_generation_embeds_as_well_where_a_pooling_is_given(bare: Driver, decoder: Path) -> None:
+    """The vectors are those of the same model loaded to embed, and a stream is the same as without them between."""
+    texts = [[5, 6, 7], [8] * 40, [9, 10]]
+    with bare.loaded(decoder, role="embed", pooling="mean", threads=1):
+        alone = bare.embed(texts)
+    with bare.loaded(decoder, threads=1) as loaded:
+        assert (loaded.measured.embeds, loaded.measured.pooling) == (False, None)
+        expected = bare.run(Stream([5, 6, 7], 12))[0].ids
+        with pytest.raises(Refusal, match="only where pooling is set") as refused:
+            bare.embed(texts)
+        assert refused.value.code == "unsupported"
+    with bare.loaded(decoder, threads=1, pooling="mean", micro_batch=64) as loaded:
+        measured = loaded.measured
+        assert (measured.role, measured.embeds, measured.pooling) == ("generate", True, "mean")
+        assert (measured.micro_batch, measured.decode, loaded.dims) == (64, True, 64)
+        run, stream = Run(bare), Stream([5, 6, 7], 12)
+        run.add(0, stream)
+        while run.busy:
+            run.quantum(max_steps=1)
+            np.testing.assert_allclose(bare.embed(texts), alone, atol=1e-3)
+        assert stream.result.ids == expected
+        with pytest.raises(Refusal, match="over the limit of 64"):
+            bare.embed([[5] * 65])
 
 
 def test_the_digest_is_verified_before_anything_else(bare: Driver, decoder: Path) -> None:

@@ -206,6 +206,14 @@ def test_prompt_ids_are_taken_as_they_are(client: openai.OpenAI) -> None:
     assert "vocabulary" in caught.value.message
 
 
+def test_a_chat_model_with_a_pooling_embeds_as_well(client: openai.OpenAI, gateway: Gateway) -> None:
+    found = client.embeddings.create(model="tools", input=["a text", "another"])
+    assert [len(entry.embedding) for entry in found.data] == [64, 64]
+    assert client.completions.create(model="tools", prompt="a text", max_tokens=3).usage.completion_tokens == 3
+    refused = gateway.post("/v1/embeddings", {"model": "smol", "input": "a text"})
+    assert (refused.status, refused.json()["error"]["code"]) == (503, "capability_unavailable")
+
+
 def test_embeddings_are_base64_for_the_sdk_and_equal_to_floats(client: openai.OpenAI, gateway: Gateway) -> None:
     texts = ["Paris is a city.", "A cat sat on the mat."]
     by_sdk = client.embeddings.create(model="minilm", input=texts)

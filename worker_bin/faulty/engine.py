@@ -65,15 +65,16 @@ class FaultyEngine:
         return reply, None
 
     def _measured(self) -> m.Measured:
-        role = self._settings.get("role", "generate")
+        role, embeds = self._settings.get("role", "generate"), "embeds" in self._settings
         return msgspec.convert(
             {
                 "architecture": "faulty",
                 "role": role,
+                "embeds": embeds,
                 "context": self._context,
                 "micro_batch": int(self._settings.get("micro_batch", "512")),
                 "vocabulary": text.VOCABULARY,
-                "pooling": "mean" if role == "embed" else None,
+                "pooling": "mean" if role == "embed" or embeds else None,
                 "ranking_head": role == "rerank",
                 "parallel": self._sequences.parallel,
                 "decode": self._knows_decode,

@@ -30,7 +30,7 @@ class Config:
         context: tokens that one sequence may hold (an encoder: its longest input); None: the model's, at most 4096.
         parallel: sequences that may be resident at once.
         micro_batch: tokens of one engine call; None: 512, an encoder's at least its context.
-        pooling: for a model that does not name its own.
+        pooling: for a model that does not name its own; a model for generation embeds as well where it is given.
     """
 
     context: int | None = None

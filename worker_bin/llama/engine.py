@@ -7,7 +7,9 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,16 +31,28 @@ _MODEL_REF = "model"
 
 
 class Loaded:
-    """The model that is loaded, with what works on it: a decoder or an encoder."""
+    """The model that is loaded, with what works on it: a decoder, an encoder or both, each on its own context."""
 
-    def __init__(self, model: Model, measured: m.Measured, dims: int) -> None:
-        self.model, self.measured, self.dims = model, measured, dims
-        self.decoder: Decoder | None = None
-        self.encoder: Encoder | None = None
-        self.close_context: Callable[[], None] = _nothing
+    def __init__(
+        self,
+        model: Model,
+        measured: m.Measured,
+        contexts: ExitStack,
+        *,
+        decoder: Decoder | None = None,
+        encoder: Encoder | None = None,
+    ) -> None:
+        """`contexts` closes those of the decoder and the encoder."""
+        self.model, self.measured = model, measured
+        self.decoder, self.encoder = decoder, encoder
+        self._contexts = contexts
+
+    @property
+    def dims(self) -> int:
+        return self.model.n_embd if self.encoder is None else self.encoder.dims
 
     def close(self) -> None:
-        self.close_context()
+        self._contexts.close()
         self.model.close()
 
 
@@ -124,7 +138,7 @@ class LlamaEngine:
     def _encoder(self, model_ref: str) -> Encoder:
         encoder = self._model(model_ref).encoder
         if encoder is None:
-            raise Refused("unsupported", "the model generates text: it neither embeds nor reranks")
+            raise Refused("unsupported", "the model generates text: it embeds only where pooling is set")
         return encoder
 
     def _decoder(self, model_ref: str) -> Decoder:
@@ -149,9 +163,15 @@ def load(lib: Any, artifact: Artifact, config: Config) -> Loaded:
         os.environ.pop("GGML_CPU_TILED_MM", None)
     model = Model(lib, artifact.path, extra_buffers=not strict)
     try:
-        if role == "generate":
-            return _load_decoder(lib, model, artifact, config)
-        return _load_encoder(lib, model, artifact, config, role)
+        with ExitStack() as contexts:
+            if role == "generate":
+                decoder, measured = _load_decoder(lib, model, artifact, config, contexts)
+                encoder = None
+                if config.pooling is not None:
+                    encoder = _add_encoder(lib, model, config, measured, contexts)
+                return Loaded(model, measured, contexts.pop_all(), decoder=decoder, encoder=encoder)
+            encoder, measured = _load_encoder(lib, model, artifact, config, role, contexts)
+            return Loaded(model, measured, contexts.pop_all(), encoder=encoder)
     except BaseException:
         model.close()
         raise
@@ -173,21 +193,20 @@ def _role(artifact: Artifact, config: Config) -> Role:
     return role
 
 
-def _load_decoder(lib: Any, model: Model, artifact: Artifact, config: Config) -> Loaded:
+def _load_decoder(
+    lib: Any, model: Model, artifact: Artifact, config: Config, contexts: ExitStack
+) -> tuple[Decoder, m.Measured]:
     if not model.has_decoder or model.has_encoder or model.diffusion:
         raise Refused("artifact_invalid", f"type {artifact.info.architecture} is no plain decoder: not served")
     sizes = shape(config, "generate", model.trained)
     with _VocabularyBuilder(lib, model) as builder:
         context, detail = _open_context(lib, model, sizes, config)
-        try:
-            step_ms = selftest.smoke_generation(context, model)
-            found = selftest.test_generation(context, model, config.threads, step_ms)
-            if config.deterministic == "strict" and not found.deterministic:
-                raise Refused("config_invalid", f"deterministic is strict, but {found.detail}")
-            vocabulary = builder.result()
-        except BaseException:
-            context.close()
-            raise
+        contexts.callback(context.close)
+        step_ms = selftest.smoke_generation(context, model)
+        found = selftest.test_generation(context, model, config.threads, step_ms)
+        if config.deterministic == "strict" and not found.deterministic:
+            raise Refused("config_invalid", f"deterministic is strict, but {found.detail}")
+        vocabulary = builder.result()
     wanted = config.deterministic != "off"
     holds = wanted and found.deterministic
     measured = m.Measured(
@@ -206,10 +225,17 @@ def _load_decoder(lib: Any, model: Model, artifact: Artifact, config: Config) ->
         deterministic_detail=detail or found.detail,
         add_bos=model.add_bos,
     )
-    loaded = Loaded(model, measured, model.n_embd)
-    loaded.decoder = Decoder(context, model, config.parallel, vocabulary, found.ms_per_token)
-    loaded.close_context = context.close
-    return loaded
+    return Decoder(context, model, config.parallel, vocabulary, found.ms_per_token), measured
+
+
+def _add_encoder(lib: Any, model: Model, config: Config, measured: m.Measured, contexts: ExitStack) -> Encoder:
+    """What embeds with a model for generation, in a context of its own: texts of up to a micro-batch."""
+    assert config.pooling is not None
+    longest = min(measured.context, measured.micro_batch)
+    sizes = shape(replace(config, context=longest, micro_batch=measured.micro_batch), "embed", model.trained)
+    encoder, measured.embed_budget = _open_encoder(lib, model, sizes, config, config.pooling, "embed", contexts)
+    measured.embeds, measured.pooling, measured.max_texts = True, config.pooling, sizes.sequences
+    return encoder
 
 
 def _open_context(lib: Any, model: Model, sizes: Shape, config: Config) -> tuple[Context, str]:
@@ -226,16 +252,22 @@ def _open_context(lib: Any, model: Model, sizes: Shape, config: Config) -> tuple
         return context, f"no Q8_0 KV cache: {refusal.message}"
 
 
-def _load_encoder(lib: Any, model: Model, artifact: Artifact, config: Config, role: Role) -> Loaded:
+def _open_encoder(
+    lib: Any, model: Model, sizes: Shape, config: Config, pooling: str, role: Role, contexts: ExitStack
+) -> tuple[Encoder, int]:
+    """An encoder that works, and the tokens of a unit that are fastest."""
+    encoder = Encoder(lib, model, sizes, config.threads, pooling, role)
+    contexts.callback(encoder.close)
+    selftest.smoke_encoder(encoder, model)
+    return encoder, selftest.measure_budget(encoder, model)
+
+
+def _load_encoder(
+    lib: Any, model: Model, artifact: Artifact, config: Config, role: Role, contexts: ExitStack
+) -> tuple[Encoder, m.Measured]:
     pooling = "rank" if role == "rerank" else config.pooling or artifact.info.pooling or "mean"
     sizes = shape(config, role, model.trained)
-    encoder = Encoder(lib, model, sizes, config.threads, pooling, role)
-    try:
-        selftest.smoke_encoder(encoder, model)
-        budget = selftest.measure_budget(encoder, model)
-    except BaseException:
-        encoder.close()
-        raise
+    encoder, budget = _open_encoder(lib, model, sizes, config, pooling, role, contexts)
     measured = m.Measured(
         architecture=artifact.info.architecture,
         role=role,
@@ -251,10 +283,7 @@ def _load_encoder(lib: Any, model: Model, artifact: Artifact, config: Config, ro
         deterministic_detail="vectors are equal to 6 digits in any batch, not bit by bit",
         add_bos=model.add_bos,
     )
-    loaded = Loaded(model, measured, encoder.dims)
-    loaded.encoder = encoder
-    loaded.close_context = encoder.close
-    return loaded
+    return encoder, measured
 
 
 class _VocabularyBuilder:
@@ -294,10 +323,6 @@ class _VocabularyBuilder:
         if self._error is not None:
             raise self._error
         return self._vocabulary
-
-
-def _nothing() -> None:
-    """What there is to close before a context exists."""
 
 
 def rss_mb() -> float:
