@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from synapse.artifacts.gguf import read_header
 from synapse.artifacts.tokenizer import Tokenizer, build_tokenizer
+from synapse.host.environment import child_environment
 from synapse.wire import messages as m
 from synapse.wire.connection import NEED_DATA, Connection, HelloReceived, ReplyReceived
 from synapse.wire.state import Role
@@ -243,10 +244,10 @@ def worker(env: Mapping[str, str] | None = None) -> Iterator[Driver]:
         listener.bind(path)
         listener.listen(1)
         listener.settimeout(BOUND_S)
-        own = {"OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1", "SYNAPSE_WORKER_ID": "test"}
+        own = {"SYNAPSE_WORKER_ID": "test", "SYNAPSE_PARENT_PID": str(os.getpid()), **(env or {})}
         process = subprocess.Popen(
             [sys.executable, "-m", "worker_bin.llama", "--socket", path, "--nonce", NONCE],
-            env={**os.environ, **own, "SYNAPSE_PARENT_PID": str(os.getpid()), **(env or {})},
+            env=child_environment(os.environ, own),
             cwd=Path(__file__).parents[2],
         )
         try:

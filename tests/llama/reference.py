@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from synapse.host.environment import child_environment
 from synapse.wire.messages import Sampling
 
 
@@ -58,7 +59,7 @@ def _ask(question: Question) -> list[list[float]]:
         check=True,
         timeout=120,
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_WAIT_POLICY": "passive", "GGML_NO_BACKTRACE": "1"},
+        env=child_environment(os.environ, {}),
     )
     return msgspec.json.decode(asked.stdout, type=list[list[float]])
 
