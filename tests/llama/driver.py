@@ -244,10 +244,11 @@ def worker(env: Mapping[str, str] | None = None) -> Iterator[Driver]:
         listener.bind(path)
         listener.listen(1)
         listener.settimeout(BOUND_S)
-        own = {"SYNAPSE_WORKER_ID": "test", "SYNAPSE_PARENT_PID": str(os.getpid()), **(env or {})}
+        # Its output may be a file here, which it is not allowed to write: kept in a buffer that would fail its exit.
+        own = {"PYTHONUNBUFFERED": "1", "SYNAPSE_WORKER_ID": "test", "SYNAPSE_PARENT_PID": str(os.getpid())}
         process = subprocess.Popen(
             [sys.executable, "-m", "worker_bin.llama", "--socket", path, "--nonce", NONCE],
-            env=child_environment(os.environ, own),
+            env=child_environment(os.environ, own | dict(env or {})),
             cwd=Path(__file__).parents[2],
         )
         try:
